@@ -1,0 +1,208 @@
+package gobridge
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/gobridge/gobridge/metric"
+)
+
+// Emit offers deliveries to a route, in receive order, and returns how many the
+// route took. The receiver keeps the rest and offers them again, first, after
+// [Receiver.Resume]. Emit does not block on the network or on a store.
+//
+// An error is a refusal of the delivery at index n: the route cannot work on it
+// at all. The receiver then applies its transport's recovery.
+type Emit func(batch []*Delivery) (n int, err error)
+
+// Receiver takes messages from a source for one route.
+type Receiver interface {
+	// Run offers deliveries to emit until ctx ends; then it returns nil and emit is
+	// not called any more. Deliveries already taken can still be settled. Calls of
+	// emit never overlap. Run is called at most once at a time and may be called
+	// again after it returned.
+	Run(ctx context.Context, emit Emit) error
+	// Resume tells the receiver that the route has room again. It may offer
+	// deliveries on the calling goroutine. Safe from any goroutine, also when Run is
+	// not running.
+	Resume()
+	// Flush pushes out the acknowledgements buffered since the last call. It does
+	// not wait for the network.
+	Flush()
+}
+
+// Outbound is one message on its way to one destination. The engine owns it; a
+// sender may keep it only until it has called Done on its Completion.
+type Outbound struct {
+	Envelope *Envelope
+	// Address is the rendered destination: an MQTT topic, a queue URL.
+	Address string
+	// Timeout bounds one physical send. It runs only while the destination is
+	// available. Zero means the safety net of 60 s.
+	Timeout time.Duration
+	// Completion is told the outcome.
+	Completion Completion
+	// Ref is the engine's own mark.
+	Ref uint32
+	// Slot is the sender's own mark while it holds the message.
+	Slot uint32
+}
+
+// Completion receives the outcomes of sends. Senders call it from their own
+// goroutines, never from inside [Sender.Send], without holding locks.
+type Completion interface {
+	// Done reports the outcome of one send: nil after the destination confirmed it,
+	// else an error that wraps an *[Error]. Called exactly once for each message
+	// that Send took.
+	Done(m *Outbound, err error)
+	// Flush ends a burst of Done calls: the settlements that they caused go out.
+	Flush()
+}
+
+// Sender hands messages to a destination. Safe for concurrent use.
+type Sender interface {
+	// Send takes one message, in order, and returns at once: nil means that the
+	// message was taken and that m.Completion will hear of it; an error, wrapping an
+	// *[Error], means that it was not taken. An error with Outage set says that
+	// nothing can be sent at the moment; Notify tells when that has changed. Order
+	// of Send is the order of first transmission.
+	Send(m *Outbound) error
+	// Flush pushes out what Send buffered, without waiting for the network.
+	Flush()
+	// Available returns nil while messages can be handed over, else the typed reason.
+	Available() error
+	// Notify registers f to be called, without locks held, each time the sender has
+	// become available. Called before the session runs.
+	Notify(f func())
+}
+
+// Session is one connection to a broker with everything that uses it. An
+// instance is single-use: after Run returned it is dead and the engine opens
+// another one.
+type Session interface {
+	// Run connects and keeps the session connected until ctx ends; then it
+	// disconnects in good order (what was acknowledged is written first) and returns
+	// nil. It returns an error only when this instance cannot go on; the error wraps
+	// ErrSessionUnrecoverable. Before it returns, every message that Send took has
+	// been completed.
+	Run(ctx context.Context) error
+	// Receiver returns the receiver of the session, nil when it has none.
+	Receiver() Receiver
+	// Sender returns the sender with the given id, nil when there is none.
+	Sender(id string) Sender
+	// Health is a snapshot. Cheap enough for a probe every second.
+	Health() SessionHealth
+}
+
+// ServiceLevel says how much of its job a session or a bridge can do.
+type ServiceLevel string
+
+// The service levels, from best to worst.
+const (
+	LevelFull       ServiceLevel = "full"
+	LevelSubscribed ServiceLevel = "subscribed"
+	LevelConnected  ServiceLevel = "connected"
+	LevelNone       ServiceLevel = "none"
+)
+
+// SessionHealth is what a session knows of itself.
+type SessionHealth struct {
+	// State is one word for people: connecting, connected, subscribing, ready,
+	// paused, closed, failed.
+	State          string
+	Connected      bool
+	SessionPresent bool
+	HasLease       bool
+	// SubscriptionsWanted and SubscriptionsActive count filters.
+	SubscriptionsWanted int
+	SubscriptionsActive int
+	ServiceLevel        ServiceLevel
+	// UnsettledCount counts QoS 1 and 2 packets of this connection that await their
+	// settlement; OldestUnsettledAge is the age of the oldest.
+	UnsettledCount     int
+	OldestUnsettledAge time.Duration
+	// ReceiveWindowUtilization is UnsettledCount / receive_maximum; over 1 when the
+	// broker ignores the window.
+	ReceiveWindowUtilization float64
+	RecoveryRecycleCount     int
+	// LastError is the latest fault that is still true or not yet superseded by a
+	// converged reconcile; it holds no secret.
+	LastError string
+	// Reasons says, one short sentence each, why the session is not at LevelFull.
+	Reasons []string
+}
+
+// Transport describes one technology: what its options look like, how they are
+// checked, how a session is opened. A value of it is one line in package kinds.
+type Transport struct {
+	// Name is the word in the config: mqtt.
+	Name string
+	// SessionOptions, ReceiverOptions and SenderOptions return a pointer to a new
+	// options struct that holds the defaults. Its yaml and doc tags are the source
+	// of the config reference and of the JSON Schema.
+	SessionOptions  func() any
+	ReceiverOptions func() any
+	SenderOptions   func() any
+	// Check completes the derived defaults of a session's options in place and
+	// reports every fault in them. Paths are relative to the session spec
+	// (options.session.broker_url); those that begin with receiver. are relative to
+	// the receiver spec (receiver.topics[0].topic), those that begin with senders[i].
+	// to the i-th sender spec of the use. The options have the types that the
+	// functions above return. Check never panics, whatever they hold.
+	Check func(use *SessionUse, report Report)
+	// Warn reports what is allowed and should be known, with the paths of Check. It
+	// is called after Check found no fault; nil reports nothing.
+	Warn func(use *SessionUse, report Report)
+	// Endpoints names the brokers of a session in a normal form ("host:port"), so
+	// that two sessions on one broker are recognised.
+	Endpoints func(s *SessionSpec) []string
+	// ClientID is the name of a session at its broker, which no two sessions there
+	// may share. Nil: sessions have none.
+	ClientID func(s *SessionSpec) string
+	// NoLocal reports that the broker does not return to the session what the
+	// session sent: it cuts a cycle. Nil: it does return it.
+	NoLocal func(s *SessionSpec) bool
+	// DefaultAddress is the address template of a sender's bindings that have none of
+	// their own, empty for none. Nil: senders have none.
+	DefaultAddress func(s *SenderSpec) string
+	// CheckAddress reports why a rendered address cannot be sent to; a template is
+	// checked with every placeholder replaced by a plain word.
+	CheckAddress func(address string) error
+	// Open builds a session instance. It does not connect.
+	Open func(use *SessionUse, env Env) (Session, error)
+}
+
+// SessionUse is a session with everything in the spec that uses it.
+type SessionUse struct {
+	Bridge   *BridgeSpec
+	Session  *SessionSpec
+	Receiver *ReceiverSpec
+	Senders  []*SenderSpec
+	// Route is the route that the receiver feeds, nil without a receiver.
+	Route *RouteSpec
+}
+
+// Env is what the engine gives to whatever it opens.
+type Env struct {
+	Logger  *slog.Logger
+	Metrics *metric.Registry
+}
+
+// Kinds is the list of everything that a spec can name. Package kinds builds the
+// complete one; an embedder may build a smaller one.
+type Kinds struct {
+	Transports []*Transport
+	DLQs       []*DLQKind
+	Ledgers    []*LedgerKind
+}
+
+// Transport returns the transport of that name, nil when there is none.
+func (k *Kinds) Transport(name string) *Transport {
+	for _, t := range k.Transports {
+		if t.Name == name {
+			return t
+		}
+	}
+	return nil
+}
