@@ -1,0 +1,212 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+)
+
+// The bound of a dead-letter write: two tries of five seconds each.
+const (
+	storeTimeout = 5 * time.Second
+	storeTries   = 2
+)
+
+// toClerk gives a leg to the clerk: with a category for the dead-letter queue,
+// without one for the ledger. Called with mu held.
+func (r *route) toClerk(ref uint32, c gobridge.Category) {
+	if r.draining {
+		r.abandon(ref)
+		return
+	}
+	l := &r.legs[ref]
+	l.state, l.verdict = legClerk, c
+	r.physical++
+	r.jobs = append(r.jobs, ref)
+	r.startClerk()
+}
+
+// startClerk runs the clerk unless it runs already. Called with mu held.
+func (r *route) startClerk() {
+	if !r.clerkBusy {
+		r.clerkBusy = true
+		r.helpers.Go(r.clerk)
+	}
+}
+
+// clerk makes the store calls that are due and ends when there are none left.
+func (r *route) clerk() {
+	for {
+		r.mu.Lock()
+		jobs, forget := r.jobs, r.forget
+		r.jobs, r.forget = nil, nil
+		if len(jobs) == 0 && len(forget) == 0 {
+			r.clerkBusy = false
+			r.mu.Unlock()
+			return
+		}
+		r.mu.Unlock()
+		for _, ref := range jobs {
+			r.mu.Lock()
+			l := &r.legs[ref]
+			if l.state != legClerk { // abandoned by a drain
+				r.mu.Unlock()
+				continue
+			}
+			verdict := l.verdict
+			r.mu.Unlock()
+			// The leg is ours until it leaves legClerk; only a drain that gives up waiting
+			// changes it, and then the outcome below is ignored.
+			if verdict == "" {
+				r.countAttempt(ref)
+			} else {
+				r.bury(ref, verdict)
+			}
+		}
+		for _, k := range forget {
+			ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+			if err := r.ledger.Remove(ctx, k); err != nil {
+				r.log.Warn("replay ledger keeps a settled message until its retention ends", "route_id", r.id, "err", err)
+			}
+			cancel()
+		}
+	}
+}
+
+// countAttempt charges one attempt in the ledger: the message is given up or goes
+// on with a fresh budget. A ledger that fails charges nothing.
+func (r *route) countAttempt(ref uint32) {
+	r.mu.Lock()
+	d := r.workOf(ref).d
+	key := gobridge.LedgerKey{RouteID: r.id, EnvelopeID: d.Envelope.ID}
+	r.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	n, err := r.ledger.Charge(ctx, key)
+	cancel()
+
+	now := time.Now()
+	r.mu.Lock()
+	defer r.unlockAndFlush()
+	l := &r.legs[ref]
+	if l.state != legClerk {
+		return
+	}
+	r.physical--
+	l.state = legIdle
+	r.storeFault("replay ledger", err)
+	if err == nil {
+		l.charged = true
+		if n >= r.spec.Policy.MaxReplayAttempts {
+			l.lastErr = &gobridge.Error{
+				Code: gobridge.CodePoisonMessage, Class: gobridge.ClassPermanent,
+				Op: fmt.Sprintf("given up after %d attempts", n), Err: causeOf(l.lastErr),
+			}
+			r.giveUp(ref, gobridge.CategoryPoison)
+			return
+		}
+	}
+	l.failures = 0
+	r.waitFor(ref, now.Add(r.backoff(max(n, 1))))
+	r.checkDrained()
+}
+
+// bury writes a dead letter. The delivery is settled only after the store
+// confirmed it (G15). A full queue holds the message; a failed write holds it
+// too, unless nothing could deliver the message again: then it is lost, counted
+// once (G17).
+func (r *route) bury(ref uint32, c gobridge.Category) {
+	r.mu.Lock()
+	letter := r.letter(ref, c)
+	r.mu.Unlock()
+	var updated bool
+	var err error
+	for range storeTries {
+		ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+		updated, err = r.dlq.Put(ctx, letter)
+		cancel()
+		if err == nil || errors.Is(err, gobridge.ErrFull) {
+			break
+		}
+	}
+
+	now := time.Now()
+	r.mu.Lock()
+	defer r.unlockAndFlush()
+	l, b := &r.legs[ref], r.bindingOf(ref)
+	if l.state != legClerk {
+		return
+	}
+	r.physical--
+	l.state = legIdle
+	r.storeFault("dead-letter queue", err)
+	full := errors.Is(err, gobridge.ErrFull)
+	if err != nil && !full {
+		r.m.dlqFailures.Inc()
+	}
+	switch {
+	case err == nil:
+		b.m.buried(c)
+		if updated {
+			r.m.dlqRepeats.Inc()
+		}
+		r.log.Warn("message dead-lettered", "route_id", r.id, "binding_id", b.id, "category", string(c), "code", string(letter.Code), "err", letter.LastError)
+		r.done(ref)
+	case !r.workOf(ref).d.Redeliverable:
+		r.log.Error("message lost: its source cannot deliver it again and the dead-letter queue did not take it", "route_id", r.id, "binding_id", b.id, "err", err)
+		r.drop(ref, metric.DropRetryUnsupportedDLQFailed)
+	default:
+		l.failures++
+		r.waitFor(ref, now.Add(r.backoff(l.failures)))
+	}
+	r.checkDrained()
+}
+
+// storeFault keeps and logs the change of a store's state. Called with mu held.
+func (r *route) storeFault(store string, err error) {
+	was := r.storeErr
+	r.storeErr = ""
+	if err != nil {
+		r.storeErr = store + ": " + err.Error()
+	}
+	switch {
+	case err != nil && was == "":
+		r.log.Error("store fails: messages that need it are held", "route_id", r.id, "store", store, "err", err)
+	case err == nil && was != "":
+		r.log.Info("store works again", "route_id", r.id, "store", store)
+	}
+}
+
+// letter builds the evidence. Called with mu held.
+func (r *route) letter(ref uint32, c gobridge.Category) *gobridge.DeadLetter {
+	l, b, w := &r.legs[ref], r.bindingOf(ref), r.workOf(ref)
+	env := *w.d.Envelope.Clone()
+	env.Payload = slices.Clone(env.Payload)
+	env.CorrelationData = slices.Clone(env.CorrelationData)
+	letter := &gobridge.DeadLetter{
+		Key:     idempotencyKey(r.id, b.id, &env),
+		RouteID: r.id, BindingID: b.id, SourceID: r.sourceID,
+		Category: c, Attempts: l.sends, FirstAt: l.first, LastAt: time.Now(),
+		Envelope: env, Address: l.out.Address,
+	}
+	if l.lastErr != nil {
+		letter.Code, letter.LastError = l.lastErr.Code, l.lastErr.Error()
+	}
+	return letter
+}
+
+// idempotencyKey names a failure of one message on one binding (F1).
+func idempotencyKey(route, binding string, e *gobridge.Envelope) string {
+	h := sha256.New()
+	for _, s := range []string{route, binding, e.ID} {
+		fmt.Fprintf(h, "%d:%s", len(s), s)
+	}
+	h.Write(e.Payload)
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}

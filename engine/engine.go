@@ -1,0 +1,281 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+)
+
+// Options are what an engine needs beside its spec.
+type Options struct {
+	// Kinds lists the transports and stores that the spec may name. Required.
+	Kinds *gobridge.Kinds
+	// Logger receives the log. Defaults to one that discards it.
+	Logger *slog.Logger
+	// Metrics counts. Defaults to a registry of its own, see [Engine.Metrics].
+	Metrics *metric.Registry
+}
+
+// Engine runs one bridge. It is single-use: Run is called once.
+type Engine struct {
+	spec    *gobridge.Spec
+	kinds   *gobridge.Kinds
+	log     *slog.Logger
+	metrics *metric.Registry
+	slots   []*slot
+	routes  []*route
+	dlq     gobridge.DLQ
+	ledger  gobridge.Ledger
+
+	mu       sync.Mutex
+	running  bool
+	stopping bool
+}
+
+// SpecError reports every fault of a spec.
+type SpecError struct{ Problems []gobridge.Problem }
+
+func (e *SpecError) Error() string {
+	lines := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		lines[i] = p.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// UnsettledError is returned by Run when deliveries were left with their source:
+// it will deliver them again.
+type UnsettledError struct{ Count int }
+
+func (e *UnsettledError) Error() string {
+	return fmt.Sprintf("stopped with %d deliveries unsettled at their source", e.Count)
+}
+
+// New checks the spec, completes its defaults in place, and builds the engine.
+// Nothing is opened or connected before Run. Faults of the spec come as one
+// *SpecError.
+func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.Metrics == nil {
+		opts.Metrics = metric.NewRegistry()
+	}
+	e := &Engine{spec: spec, kinds: opts.Kinds, log: opts.Logger, metrics: opts.Metrics}
+	var faults []gobridge.Problem
+	for _, p := range spec.Check(opts.Kinds) {
+		if p.Warning {
+			e.log.Warn(p.What, "field", p.Path, "hint", p.Hint)
+			continue
+		}
+		faults = append(faults, p)
+	}
+	if len(faults) > 0 {
+		return nil, &SpecError{faults}
+	}
+	if err := e.openStores(); err != nil {
+		return nil, err
+	}
+	if err := e.build(); err != nil {
+		return nil, errors.Join(err, e.closeStores())
+	}
+	return e, nil
+}
+
+// Metrics returns the registry that the engine counts in.
+func (e *Engine) Metrics() *metric.Registry { return e.metrics }
+
+func (e *Engine) openStores() error {
+	env := gobridge.Env{Logger: e.log, Metrics: e.metrics}
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	for _, k := range e.kinds.DLQs {
+		if k.Name == e.spec.Stores.DLQ.Type {
+			dlq, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.DLQ, env)
+			if err != nil {
+				return fmt.Errorf("open dead-letter queue: %w", err)
+			}
+			e.dlq = dlq
+		}
+	}
+	for _, k := range e.kinds.Ledgers {
+		if k.Name == e.spec.Stores.ReplayLedger.Type {
+			ledger, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.ReplayLedger, env)
+			if err != nil {
+				return fmt.Errorf("open replay ledger: %w", err)
+			}
+			e.ledger = ledger
+		}
+	}
+	return nil
+}
+
+func (e *Engine) closeStores() error {
+	var errs []error
+	if e.dlq != nil {
+		errs = append(errs, e.dlq.Close())
+	}
+	if e.ledger != nil {
+		errs = append(errs, e.ledger.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// build makes routes and slots and ties them together.
+func (e *Engine) build() error {
+	slots := map[string]*slot{}
+	for i := range e.spec.Sessions {
+		s := &e.spec.Sessions[i]
+		log := e.log.With("session_id", s.ID)
+		sl := &slot{
+			use:     &gobridge.SessionUse{Bridge: &e.spec.Bridge, Session: s},
+			kind:    e.kinds.Transport(s.Transport),
+			env:     gobridge.Env{Logger: log, Metrics: e.metrics},
+			log:     log,
+			rebuilt: e.metrics.Counter(metric.SessionRebuilds, s.ID),
+		}
+		slots[s.ID] = sl
+		e.slots = append(e.slots, sl)
+	}
+	for i := range e.spec.Senders {
+		s := &e.spec.Senders[i]
+		sl := slots[s.SessionID]
+		sl.use.Senders = append(sl.use.Senders, s)
+	}
+	for i := range e.spec.Routes {
+		if err := e.buildRoute(&e.spec.Routes[i], slots); err != nil {
+			return err
+		}
+	}
+	for _, s := range e.slots {
+		if _, err := s.open(); err != nil {
+			return fmt.Errorf("open session %s: %w", s.use.Session.ID, err)
+		}
+	}
+	return nil
+}
+
+func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) error {
+	bindings := make([]*binding, len(spec.Bindings))
+	for i := range spec.Bindings {
+		bs := &spec.Bindings[i]
+		template, err := gobridge.ParseTemplate(bs.Address)
+		if err != nil {
+			return fmt.Errorf("route %s, binding %s: %w", spec.ID, bs.ID, err)
+		}
+		bindings[i] = &binding{
+			id: bs.ID, template: template,
+			m:    newBindingMetrics(e.metrics, spec.ID, bs.ID),
+			hold: spec.Policy.OnUnavailable != gobridge.UnavailableFail,
+		}
+	}
+	r := newRoute(spec, bindings, e.dlq, e.ledger, newRouteMetrics(e.metrics, spec.ID), e.log)
+	e.metrics.GaugeFunc(metric.MessagesInFlight, func() float64 {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return float64(r.inFlight())
+	}, spec.ID)
+	e.routes = append(e.routes, r)
+
+	for i := range e.spec.Receivers {
+		if rs := &e.spec.Receivers[i]; rs.ID == spec.ReceiverID {
+			sl := slots[rs.SessionID]
+			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, r
+		}
+	}
+	for i, b := range bindings {
+		for j := range e.spec.Senders {
+			if ss := &e.spec.Senders[j]; ss.ID == spec.Bindings[i].SenderID {
+				sl := slots[ss.SessionID]
+				sl.users = append(sl.users, user{r, b, ss.ID})
+			}
+		}
+	}
+	return nil
+}
+
+// Run moves messages until ctx ends. Then it stops intake, waits up to
+// bridge.drain_timeout for what is physically under way, writes the last
+// acknowledgements, disconnects, and returns: nil when every admitted delivery
+// was settled, an *UnsettledError when some were left with their source.
+func (e *Engine) Run(ctx context.Context) error {
+	e.mu.Lock()
+	if e.running {
+		e.mu.Unlock()
+		return errors.New("engine: Run may be called once")
+	}
+	e.running = true
+	e.mu.Unlock()
+
+	// The work goes on while ctx is already done: it ends after the drain.
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWork()
+	sessions, helpers := sync.WaitGroup{}, sync.WaitGroup{}
+	for _, r := range e.routes {
+		helpers.Go(func() { r.keep(work) })
+	}
+	for _, s := range e.slots {
+		s.mu.Lock()
+		session := s.session
+		s.mu.Unlock()
+		sessions.Go(func() { s.run(work, ctx, session) })
+	}
+	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.routes), "sessions", len(e.slots))
+
+	<-ctx.Done()
+	stopAt := time.Now().Add(e.spec.Bridge.ShutdownTimeout)
+	e.mu.Lock()
+	e.stopping = true
+	e.mu.Unlock()
+	e.log.Info("stopping", "cause", context.Cause(ctx))
+	left := e.drain(work)
+
+	stopWork()
+	stopped := make(chan struct{})
+	go func() { // ends with the sessions, whose Run honours its context
+		sessions.Wait()
+		helpers.Wait()
+		for _, r := range e.routes {
+			r.helpers.Wait()
+		}
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-time.After(time.Until(stopAt)):
+		e.log.Error("shutdown_timeout passed before everything was closed")
+	}
+	err := e.closeStores()
+	if left > 0 {
+		return errors.Join(&UnsettledError{left}, err)
+	}
+	e.log.Info("stopped: every admitted delivery is settled")
+	return err
+}
+
+// drain drains all routes at once and returns how many deliveries were left.
+func (e *Engine) drain(ctx context.Context) int {
+	ctx, cancel := context.WithTimeout(ctx, e.spec.Bridge.DrainTimeout)
+	defer cancel()
+	var wg sync.WaitGroup
+	counts := make([]int, len(e.routes))
+	for i, r := range e.routes {
+		wg.Go(func() { counts[i] = r.drain(ctx) })
+	}
+	wg.Wait()
+	left := 0
+	for i, n := range counts {
+		if n > 0 {
+			e.log.Warn("deliveries left with their source", "route_id", e.routes[i].id, "count", n)
+		}
+		left += n
+	}
+	return left
+}

@@ -1,0 +1,224 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/engine"
+	"github.com/gobridge/gobridge/metric"
+	storemem "github.com/gobridge/gobridge/store/memory"
+	"github.com/gobridge/gobridge/transport/memory"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bridge is a running engine between a source hub and a destination hub.
+type bridge struct {
+	t      *testing.T
+	src    *memory.Hub
+	dst    *memory.Hub
+	dlq    *faultyDLQ
+	engine *engine.Engine
+	stop   context.CancelFunc
+	done   chan error
+}
+
+// faultyDLQ is the memory queue with a switchable fault.
+type faultyDLQ struct {
+	*storemem.DLQ
+	mu  sync.Mutex
+	err error
+	n   int
+}
+
+func (q *faultyDLQ) fail(err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.err = err
+}
+
+func (q *faultyDLQ) Put(ctx context.Context, d *gobridge.DeadLetter) (bool, error) {
+	q.mu.Lock()
+	err := q.err
+	q.n++
+	q.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	return q.DLQ.Put(ctx, d)
+}
+
+func (q *faultyDLQ) all() []*gobridge.DeadLetter {
+	return collect(q.List(context.Background(), gobridge.DLQFilter{}))
+}
+
+func collect(seq iter.Seq2[*gobridge.DeadLetter, error]) []*gobridge.DeadLetter {
+	var all []*gobridge.DeadLetter
+	for d := range seq {
+		all = append(all, d)
+	}
+	return all
+}
+
+// spec is one route from hub a to hub b.
+func spec(change func(r *gobridge.RouteSpec)) *gobridge.Spec {
+	s := &gobridge.Spec{
+		Bridge: gobridge.BridgeSpec{ID: "test"},
+		Stores: gobridge.StoresSpec{DLQ: gobridge.StoreSpec{Type: "faulty"}, ReplayLedger: gobridge.StoreSpec{Type: "memory"}},
+		Sessions: []gobridge.SessionSpec{
+			{ID: "a", Transport: "src", Options: &memory.SessionOptions{}},
+			{ID: "b", Transport: "dst", Options: &memory.SessionOptions{}},
+		},
+		Receivers: []gobridge.ReceiverSpec{{
+			ID: "in", SessionID: "a", Topics: []gobridge.TopicSpec{{Topic: "in/#"}}, Options: &memory.ReceiverOptions{},
+		}},
+		Senders: []gobridge.SenderSpec{{ID: "out", SessionID: "b", Options: &memory.SenderOptions{}}},
+		Routes: []gobridge.RouteSpec{{
+			ID: "r", ReceiverID: "in", Bindings: []gobridge.BindingSpec{{ID: "b0", SenderID: "out", Address: "out/{topic}"}},
+		}},
+	}
+	if change != nil {
+		change(&s.Routes[0])
+	}
+	return s
+}
+
+// start runs an engine inside a synctest bubble.
+func start(t *testing.T, s *gobridge.Spec) *bridge {
+	t.Helper()
+	b := &bridge{t: t, src: memory.NewHub(), dst: memory.NewHub(), done: make(chan error, 1)}
+	b.dlq = &faultyDLQ{DLQ: storemem.NewDLQ(0)}
+	src, dst := memory.Transport(b.src), memory.Transport(b.dst)
+	src.Name, dst.Name = "src", "dst"
+	faulty := storemem.DLQKind()
+	faulty.Name = "faulty"
+	faulty.Open = func(context.Context, *gobridge.BridgeSpec, *gobridge.StoreSpec, gobridge.Env) (gobridge.DLQ, error) {
+		return b.dlq, nil
+	}
+	e, err := engine.New(s, engine.Options{Kinds: &gobridge.Kinds{
+		Transports: []*gobridge.Transport{src, dst},
+		DLQs:       []*gobridge.DLQKind{faulty},
+		Ledgers:    []*gobridge.LedgerKind{storemem.LedgerKind()},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.engine = e
+	ctx, stop := context.WithCancel(context.Background())
+	b.stop = stop
+	go func() { b.done <- e.Run(ctx) }()
+	t.Cleanup(func() { b.close() })
+	synctest.Wait()
+	return b
+}
+
+// close stops the bridge and returns what Run returned.
+func (b *bridge) close() error {
+	b.stop()
+	err, ok := <-b.done
+	if ok {
+		close(b.done)
+		b.conserve()
+	}
+	return err
+}
+
+// publish puts n numbered messages with producer ids into the source.
+func (b *bridge) publish(n int, change ...func(*memory.Message)) {
+	for i := range n {
+		m := memory.Message{Topic: "in/" + strconv.Itoa(i), Payload: []byte(strconv.Itoa(i)), ID: fmt.Sprintf("id-%d", i), QoS: 1}
+		for _, f := range change {
+			f(&m)
+		}
+		b.src.Publish(m)
+	}
+	synctest.Wait()
+}
+
+// sent returns the payloads confirmed by the destination, in order.
+func (b *bridge) sent() []string {
+	var all []string
+	for _, m := range b.dst.Sent() {
+		all = append(all, string(m.Payload))
+	}
+	return all
+}
+
+func numbers(n int) []string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = strconv.Itoa(i)
+	}
+	return all
+}
+
+// count sums the series of a counter.
+func (b *bridge) count(d *metric.Desc, values ...string) int {
+	sum := 0.0
+	b.engine.Metrics().Each(func(s *metric.Series) {
+		if s.Desc != d {
+			return
+		}
+		for _, v := range values {
+			if !slices.Contains(s.Values, v) {
+				return
+			}
+		}
+		if v, ok := s.Value(); ok {
+			sum += v
+		}
+	})
+	return int(sum)
+}
+
+// conserve asserts the conservation law for every binding.
+func (b *bridge) conserve() {
+	b.t.Helper()
+	topology := b.engine.Topology()
+	for _, r := range topology.Routes {
+		for _, id := range r.BindingIDs {
+			in := b.count(metric.MessagesReceived, r.ID)
+			out := b.count(metric.MessagesSent, id) + b.count(metric.MessagesDropped, id) + b.count(metric.MessagesExpired, id) +
+				b.count(metric.DLQEntries, id) + b.count(metric.MessagesReturned, id)
+			if in != out {
+				b.t.Errorf("binding %s: %d admitted, %d outcomes", id, in, out)
+			}
+		}
+	}
+}
+
+var errRefused = &gobridge.Error{Code: gobridge.CodeNotAuthorized, Class: gobridge.ClassPermanent, Op: "refused by test"}
+
+var errBlip = &gobridge.Error{Code: gobridge.CodeUnavailable, Class: gobridge.ClassTransient, Op: "blip"}
+
+var errStore = errors.New("store is broken")
+
+func (b *bridge) wantSent(want []string) {
+	b.t.Helper()
+	if got := b.sent(); !slices.Equal(got, want) {
+		b.t.Errorf("sent %v, want %v", got, want)
+	}
+}
+
+func (b *bridge) wantUnsettled(want int) {
+	b.t.Helper()
+	if got := b.src.Unsettled(); got != want {
+		b.t.Errorf("%d messages unsettled at the source, want %d", got, want)
+	}
+}
+
+func wait(d time.Duration) {
+	time.Sleep(d) // the bubble's clock, not ours
+	synctest.Wait()
+}

@@ -1,0 +1,135 @@
+package engine
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/gobridge/gobridge"
+)
+
+// Live returns nil unless the process can no longer do its job without a
+// restart. No failure of a session or destination is one.
+func (e *Engine) Live() error { return nil }
+
+// Ready returns the reasons why the bridge is below a service level; none means
+// that it has reached it.
+//
+// LevelConnected: every session is connected. LevelSubscribed: every wanted
+// filter is granted too. LevelFull: every route can accept and forward as well,
+// and none is stalled (G1).
+func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
+	var reasons []gobridge.Reason
+	e.mu.Lock()
+	running, stopping := e.running, e.stopping
+	e.mu.Unlock()
+	switch {
+	case !running:
+		reasons = append(reasons, gobridge.Reason{Reason: "the bridge has not started"})
+	case stopping:
+		reasons = append(reasons, gobridge.Reason{Reason: "the bridge is stopping"})
+	}
+	for _, s := range e.slots {
+		h := s.health()
+		for _, why := range below(&h, level) {
+			reasons = append(reasons, gobridge.Reason{SessionID: s.use.Session.ID, Reason: why})
+		}
+	}
+	if level == gobridge.LevelFull {
+		for _, r := range e.routes {
+			for _, why := range r.health(time.Now()).Reasons {
+				reasons = append(reasons, gobridge.Reason{RouteID: r.id, Reason: why})
+			}
+		}
+	}
+	return reasons
+}
+
+// below says why a session is below a level.
+func below(h *gobridge.SessionHealth, level gobridge.ServiceLevel) []string {
+	if rank(h.ServiceLevel) >= rank(level) {
+		return nil
+	}
+	if len(h.Reasons) > 0 {
+		return h.Reasons
+	}
+	return []string{"session is " + h.State}
+}
+
+func rank(l gobridge.ServiceLevel) int {
+	switch l {
+	case gobridge.LevelFull:
+		return 3
+	case gobridge.LevelSubscribed:
+		return 2
+	case gobridge.LevelConnected:
+		return 1
+	}
+	return 0
+}
+
+// Health is a snapshot of the whole bridge.
+func (e *Engine) Health() gobridge.BridgeHealth {
+	now := time.Now()
+	h := gobridge.BridgeHealth{
+		BridgeID: e.spec.Bridge.ID, InstanceID: e.spec.Bridge.InstanceID,
+		Ready:    len(e.Ready(gobridge.LevelFull)) == 0,
+		Sessions: []gobridge.SessionStatus{}, Routes: []gobridge.RouteHealth{},
+	}
+	working := false
+	for _, s := range e.slots {
+		sh := s.health()
+		working = working || sh.Connected
+		h.Sessions = append(h.Sessions, sh.Status(s.use.Session.ID))
+	}
+	for _, r := range e.routes {
+		h.Routes = append(h.Routes, r.health(now))
+	}
+	switch {
+	case h.Ready:
+		h.ServiceLevel = gobridge.BridgeFull
+	case working:
+		h.ServiceLevel = gobridge.BridgeDegraded
+	default:
+		h.ServiceLevel = gobridge.BridgeNone
+	}
+	return h
+}
+
+// Topology is the graph of the bridge.
+func (e *Engine) Topology() gobridge.Topology { return e.spec.Topology(e.kinds) }
+
+// health says how the route is doing.
+func (r *route) health(now time.Time) gobridge.RouteHealth {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h := gobridge.RouteHealth{ID: r.id, DeliveryMode: r.spec.DeliveryMode, InFlight: r.inFlight(), Reasons: []string{}}
+	var oldest time.Duration
+	for i := range r.works {
+		if d := r.works[i].d; d != nil {
+			oldest = max(oldest, now.Sub(d.ReceivedAt))
+		}
+	}
+	h.OldestUnsettledAgeMS = oldest.Milliseconds()
+	if r.draining {
+		h.Reasons = append(h.Reasons, "stopping")
+	}
+	for _, b := range r.bindings {
+		if b.lastErr != "" {
+			h.LastError = b.lastErr
+		}
+		if err := b.sender.Available(); err != nil {
+			h.Reasons = append(h.Reasons, fmt.Sprintf("binding %s: %v", b.id, err))
+		} else if len(b.held) > 0 {
+			h.Reasons = append(h.Reasons, fmt.Sprintf("binding %s: %d messages held: %s", b.id, len(b.held), b.lastErr))
+		}
+	}
+	if r.storeErr != "" {
+		h.LastError = r.storeErr
+		h.Reasons = append(h.Reasons, r.storeErr)
+	}
+	if stall := 2 * r.spec.Policy.SendTimeout; oldest > stall {
+		h.Reasons = append(h.Reasons, fmt.Sprintf("stalled: the oldest delivery has waited %s", oldest.Round(time.Second)))
+	}
+	h.Ready = len(h.Reasons) == 0
+	return h
+}

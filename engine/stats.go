@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+)
+
+// routeMetrics are the handles of one route.
+type routeMetrics struct {
+	received    *metric.Counter
+	latency     *metric.Histogram
+	dlqFailures *metric.Counter
+	dlqRepeats  *metric.Counter
+}
+
+func newRouteMetrics(reg *metric.Registry, route string) *routeMetrics {
+	return &routeMetrics{
+		received:    reg.Counter(metric.MessagesReceived, route),
+		latency:     reg.Histogram(metric.DeliveryE2ELatency, route),
+		dlqFailures: reg.Counter(metric.DLQWriteFailures, route),
+		dlqRepeats:  reg.Counter(metric.DLQDuplicateSuppressed, route),
+	}
+}
+
+// bindingMetrics are the handles of one binding. Every admitted message ends in
+// exactly one of sent, dropped, expired, buried and returned for each binding.
+type bindingMetrics struct {
+	sent, expired, returned, retries, exhausted, reordered *metric.Counter
+
+	drops  map[string]*metric.Counter
+	graves map[gobridge.Category]*metric.Counter
+}
+
+func newBindingMetrics(reg *metric.Registry, route, binding string) *bindingMetrics {
+	m := &bindingMetrics{
+		sent:      reg.Counter(metric.MessagesSent, route, binding),
+		expired:   reg.Counter(metric.MessagesExpired, route, binding),
+		returned:  reg.Counter(metric.MessagesReturned, route, binding, metric.ReturnShutdown),
+		retries:   reg.Counter(metric.SendRetries, route, binding),
+		exhausted: reg.Counter(metric.SendRetryBudgetExhausted, route, binding),
+		reordered: reg.Counter(metric.MessagesReordered, route, binding),
+		drops:     map[string]*metric.Counter{},
+		graves:    map[gobridge.Category]*metric.Counter{},
+	}
+	for _, reason := range []string{
+		metric.DropQoS0Shed, metric.DropRetryUnsupportedDLQFailed, string(gobridge.CategoryPermanent), string(gobridge.CategoryPoison),
+		string(gobridge.CategoryUnstableIdentity), string(gobridge.CategoryRetryUnsupported),
+	} {
+		m.drops[reason] = reg.Counter(metric.MessagesDropped, route, binding, reason)
+	}
+	for _, c := range []gobridge.Category{
+		gobridge.CategoryPermanent, gobridge.CategoryExpired, gobridge.CategoryPoison,
+		gobridge.CategoryUnstableIdentity, gobridge.CategoryRetryUnsupported,
+	} {
+		m.graves[c] = reg.Counter(metric.DLQEntries, route, binding, string(c))
+	}
+	return m
+}
+
+func (m *bindingMetrics) dropped(reason string) { m.drops[reason].Inc() }
+
+func (m *bindingMetrics) buried(c gobridge.Category) { m.graves[c].Inc() }
