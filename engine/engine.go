@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -103,6 +104,15 @@ func (e *Engine) openStores() error {
 				return fmt.Errorf("open dead-letter queue: %w", err)
 			}
 			e.dlq = dlq
+			e.metrics.GaugeFunc(metric.DLQDepth, func() float64 {
+				ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+				defer cancel()
+				n, err := dlq.Depth(ctx)
+				if err != nil {
+					return math.NaN()
+				}
+				return float64(n)
+			})
 		}
 	}
 	for _, k := range e.kinds.Ledgers {
@@ -180,7 +190,13 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 	e.metrics.GaugeFunc(metric.MessagesInFlight, func() float64 {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return float64(r.inFlight())
+		open := 0
+		for i := range r.works {
+			if r.works[i].d != nil {
+				open += r.works[i].open
+			}
+		}
+		return float64(open)
 	}, spec.ID)
 	e.routes = append(e.routes, r)
 

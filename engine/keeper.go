@@ -81,10 +81,5 @@ func (r *route) step() {
 			r.wakeAt(b.retryAt)
 		}
 	}
-	resume := r.backlogged && len(r.free) > 0 && !r.draining
-	receiver := r.receiver
 	r.unlockAndFlush()
-	if resume {
-		receiver.Resume()
-	}
 }

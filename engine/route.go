@@ -138,7 +138,7 @@ func (r *route) emit(batch []*gobridge.Delivery) (int, error) {
 		n++
 	}
 	r.backlogged = n < len(batch)
-	r.unlockAndFlush()
+	r.unlockAndWrite()
 	return n, nil
 }
 
@@ -242,19 +242,25 @@ func (r *route) Done(m *gobridge.Outbound, err error) {
 // what was settled or sent goes out. Part of gobridge.Completion.
 func (r *route) Flush() {
 	r.mu.Lock()
-	if r.backlogged && len(r.free) > 0 && !r.draining {
-		r.backlogged = false
-		receiver := r.receiver
-		r.unlockAndFlush()
-		receiver.Resume()
-		return
-	}
 	r.unlockAndFlush()
 }
 
-// unlockAndFlush releases mu and pushes out what the step buffered in senders
-// and receiver.
+// unlockAndFlush ends a step: it releases mu, pushes out what the step buffered
+// in senders and receiver, and lets the receiver offer again when the step made
+// room for what it keeps.
 func (r *route) unlockAndFlush() {
+	resume := r.backlogged && len(r.free) > 0 && !r.draining
+	if resume {
+		r.backlogged = false
+	}
+	receiver := r.unlockAndWrite()
+	if resume {
+		receiver.Resume()
+	}
+}
+
+// unlockAndWrite releases mu and pushes out what was buffered.
+func (r *route) unlockAndWrite() gobridge.Receiver {
 	var one gobridge.Sender
 	var more []gobridge.Sender
 	for _, b := range r.bindings {
@@ -280,6 +286,7 @@ func (r *route) unlockAndFlush() {
 	if acked {
 		receiver.Flush()
 	}
+	return receiver
 }
 
 // done finishes a leg; the last one settles the delivery. Called with mu held.

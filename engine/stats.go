@@ -27,36 +27,23 @@ func newRouteMetrics(reg *metric.Registry, route string) *routeMetrics {
 type bindingMetrics struct {
 	sent, expired, returned, retries, exhausted, reordered *metric.Counter
 
-	drops  map[string]*metric.Counter
-	graves map[gobridge.Category]*metric.Counter
+	drops  metric.CounterSet // by reason
+	graves metric.CounterSet // by category
 }
 
 func newBindingMetrics(reg *metric.Registry, route, binding string) *bindingMetrics {
-	m := &bindingMetrics{
+	return &bindingMetrics{
 		sent:      reg.Counter(metric.MessagesSent, route, binding),
 		expired:   reg.Counter(metric.MessagesExpired, route, binding),
 		returned:  reg.Counter(metric.MessagesReturned, route, binding, metric.ReturnShutdown),
 		retries:   reg.Counter(metric.SendRetries, route, binding),
 		exhausted: reg.Counter(metric.SendRetryBudgetExhausted, route, binding),
 		reordered: reg.Counter(metric.MessagesReordered, route, binding),
-		drops:     map[string]*metric.Counter{},
-		graves:    map[gobridge.Category]*metric.Counter{},
+		drops:     reg.CounterSet(metric.MessagesDropped, route, binding),
+		graves:    reg.CounterSet(metric.DLQEntries, route, binding),
 	}
-	for _, reason := range []string{
-		metric.DropQoS0Shed, metric.DropRetryUnsupportedDLQFailed, string(gobridge.CategoryPermanent), string(gobridge.CategoryPoison),
-		string(gobridge.CategoryUnstableIdentity), string(gobridge.CategoryRetryUnsupported),
-	} {
-		m.drops[reason] = reg.Counter(metric.MessagesDropped, route, binding, reason)
-	}
-	for _, c := range []gobridge.Category{
-		gobridge.CategoryPermanent, gobridge.CategoryExpired, gobridge.CategoryPoison,
-		gobridge.CategoryUnstableIdentity, gobridge.CategoryRetryUnsupported,
-	} {
-		m.graves[c] = reg.Counter(metric.DLQEntries, route, binding, string(c))
-	}
-	return m
 }
 
-func (m *bindingMetrics) dropped(reason string) { m.drops[reason].Inc() }
+func (m *bindingMetrics) dropped(reason string) { m.drops.Get(reason).Inc() }
 
-func (m *bindingMetrics) buried(c gobridge.Category) { m.graves[c].Inc() }
+func (m *bindingMetrics) buried(c gobridge.Category) { m.graves.Get(string(c)).Inc() }
