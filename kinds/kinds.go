@@ -1,0 +1,24 @@
+// Package kinds is the one list of the transports and stores that are built in.
+// An embedder may build a smaller list of its own.
+package kinds
+
+import (
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/store/memory"
+	"github.com/gobridge/gobridge/transport/mqtt"
+)
+
+// All returns everything that a config can name.
+func All() *gobridge.Kinds {
+	return &gobridge.Kinds{
+		Transports: []*gobridge.Transport{
+			mqtt.Transport(),
+		},
+		DLQs: []*gobridge.DLQKind{
+			memory.DLQKind(),
+		},
+		Ledgers: []*gobridge.LedgerKind{
+			memory.LedgerKind(),
+		},
+	}
+}

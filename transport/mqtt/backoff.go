@@ -1,0 +1,107 @@
+package mqtt
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+const (
+	// stableAfter is how long a connection must have been up before its loss starts
+	// the backoff anew. A connection that ends earlier counts as a flap (D7).
+	stableAfter = 5 * time.Second
+	// flapsForTakeover is the number of flaps in a row, without a reason from the
+	// broker, from which another client with the same client id is inferred.
+	flapsForTakeover = 3
+	// takeoverWait and permanentWait are the shortest waits after a takeover (D7) and
+	// after an answer that will not change by itself, such as refused credentials
+	// (D3).
+	takeoverWait  = 30 * time.Second
+	permanentWait = 5 * time.Minute
+)
+
+// backoff decides how long to wait before each attempt to connect: full jitter
+// under an exponentially growing bound. It remembers across connections, because
+// a broker that accepts and closes at once must not be hammered: the library's
+// own counter starts anew with each CONNACK.
+//
+// Safe for concurrent use.
+type backoff struct {
+	base, max time.Duration
+
+	mu       sync.Mutex
+	failures int           // attempts since the last stable connection
+	flaps    int           // connections in a row that did not become stable
+	floor    time.Duration // the next wait is at least this
+	atOnce   bool          // the next wait is zero
+}
+
+func newBackoff(base, longest time.Duration) *backoff {
+	return &backoff{base: base, max: max(base, longest), atOnce: true}
+}
+
+// next returns the wait before the next attempt. It has the signature of
+// autopaho's ReconnectBackoff, whose attempt number is not used.
+func (b *backoff) next(int) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.atOnce {
+		b.atOnce = false
+		return 0
+	}
+	bound := exponential(b.base, b.max, b.failures)
+	b.failures++
+	wait := max(rand.N(bound)+1, b.floor)
+	b.floor = 0
+	return wait
+}
+
+// exponential returns base doubled n times, at most longest.
+func exponential(base, longest time.Duration, n int) time.Duration {
+	for range n {
+		if base >= longest/2 {
+			return longest
+		}
+		base *= 2
+	}
+	return min(base, longest)
+}
+
+// lost takes note of a lost connection that had been up for the given time.
+// It reports whether the losses look like a takeover.
+func (b *backoff) lost(up time.Duration) (takeover bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if up >= stableAfter {
+		b.failures, b.flaps = 0, 0
+		return false
+	}
+	b.flaps++
+	if b.flaps < flapsForTakeover {
+		return false
+	}
+	b.floor = max(b.floor, min(takeoverWait, b.max))
+	return true
+}
+
+// takenOver takes note of a takeover that the broker reported.
+func (b *backoff) takenOver() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.floor = max(b.floor, min(takeoverWait, b.max))
+}
+
+// refused takes note of an answer that only a person can change.
+func (b *backoff) refused() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.floor = permanentWait
+}
+
+// skip makes the next attempt immediate: the reconnect is the session's own
+// wish.
+func (b *backoff) skip() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.atOnce = true
+}

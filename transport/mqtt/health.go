@@ -1,0 +1,106 @@
+package mqtt
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/gobridge/gobridge"
+)
+
+// status is what a session knows of itself, under the session's mutex.
+type status struct {
+	link    *linkConn // nil: not connected
+	linkCtx context.Context
+	linkEnd context.CancelCauseFunc
+	upAt    time.Time
+	present bool
+	// connects counts accepted connections.
+	connects   int
+	deliberate bool // the connection is being made anew on purpose
+	closing    bool
+	ended      bool
+	// lastError is the latest fault, until a reconcile converges.
+	lastError  string
+	refused    string // why the broker will not accept the CONNECT
+	resumeLost bool
+	// subscribing: a SUBSCRIBE is under way. converged: every wanted filter is
+	// granted, on this connection.
+	subscribing bool
+	converged   bool
+	filters     []subscription
+
+	recovery atomic.Bool // refused deliveries wait for a recycle
+	recycles atomic.Int64
+}
+
+// Health is part of gobridge.Session.
+func (s *session) Health() gobridge.SessionHealth {
+	in := s.in.health()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := gobridge.SessionHealth{
+		Connected:                s.link != nil,
+		SessionPresent:           s.link != nil && s.present,
+		SubscriptionsWanted:      len(s.filters),
+		UnsettledCount:           in.unsettled,
+		OldestUnsettledAge:       in.oldest,
+		ReceiveWindowUtilization: float64(in.unsettled) / float64(s.in.window),
+		RecoveryRecycleCount:     int(s.recycles.Load()),
+		LastError:                s.lastError,
+	}
+	for i := range s.filters {
+		if s.link != nil && s.filters[i].granted {
+			h.SubscriptionsActive++
+		}
+	}
+	h.State, h.ServiceLevel, h.Reasons = s.verdict(in)
+	return h
+}
+
+// verdict is the state in a word, the service level, and why it is not full.
+// Called with mu held.
+func (s *session) verdict(in inboundHealth) (state string, level gobridge.ServiceLevel, reasons []string) {
+	switch {
+	case s.ended:
+		return "closed", gobridge.LevelNone, []string{"session is closed"}
+	case s.link == nil:
+		reason := "not connected to the broker"
+		if s.refused != "" {
+			reason = "broker refuses the connection: " + s.refused
+		} else if s.lastError != "" {
+			reason += ": " + s.lastError
+		}
+		return "connecting", gobridge.LevelNone, []string{reason}
+	}
+	state, level = "ready", gobridge.LevelFull
+	if in.paused {
+		state, level = "paused", gobridge.LevelSubscribed
+		reasons = append(reasons, "reading is paused: the ingress memory budget is spent")
+	}
+	if s.recovery.Load() {
+		level = gobridge.LevelSubscribed
+		reasons = append(reasons, "refused deliveries wait for a reconnect")
+	}
+	if s.converged {
+		return state, level, reasons
+	}
+	state, level = "connected", gobridge.LevelConnected
+	if s.subscribing {
+		state = "subscribing"
+	}
+	for i := range s.filters {
+		if f := &s.filters[i]; !f.granted {
+			why := f.why
+			if why == "" {
+				why = "not subscribed yet"
+			}
+			reasons = append(reasons, fmt.Sprintf("subscription %q: %s", f.filter, why))
+		}
+	}
+	if len(reasons) == 0 {
+		reasons = append(reasons, "session is starting")
+	}
+	return state, level, reasons
+}

@@ -1,0 +1,306 @@
+package mqtt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"sync"
+	"time"
+
+	"github.com/eclipse/paho.golang/autopaho"
+	"github.com/eclipse/paho.golang/packets"
+	"github.com/eclipse/paho.golang/paho"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+	"github.com/gobridge/gobridge/transport/mqtt/wire"
+)
+
+// linkConn is one connection of a session as the library holds it: it remembers
+// the first thing that went wrong.
+type linkConn struct {
+	*guardConn
+	broker string
+
+	mu    sync.Mutex
+	cause error
+}
+
+var (
+	_ net.Conn    = (*linkConn)(nil)
+	_ sync.Locker = (*linkConn)(nil)
+)
+
+// Read is that of the guard connection.
+func (c *linkConn) Read(p []byte) (int, error) {
+	n, err := c.guardConn.Read(p)
+	if err != nil {
+		c.fail(err)
+	}
+	return n, err
+}
+
+// fail takes note of why the connection ends. The first cause stands.
+func (c *linkConn) fail(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cause == nil {
+		c.cause = err
+	}
+}
+
+func (c *linkConn) failure() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cause
+}
+
+// clientConfig is what the library needs to keep the connection: dial, CONNECT,
+// keep-alive, SUBSCRIBE. Messages do not pass through it.
+func (s *session) clientConfig() autopaho.ClientConfig {
+	cfg := autopaho.ClientConfig{
+		ServerUrls:           s.brokers,
+		KeepAlive:            uint16(*s.set.KeepAlive),
+		ReconnectBackoff:     s.backoff.next,
+		ConnectTimeout:       s.set.ConnectTimeout,
+		AttemptConnection:    s.attempt,
+		OnConnectionUp:       s.established,
+		OnConnectionDown:     s.mayReconnect,
+		OnConnectError:       s.connectFailed,
+		ConnectPacketBuilder: s.connectPacket,
+		ConnectUsername:      s.set.Username,
+		ConnectPassword:      []byte(s.set.Password.Reveal()),
+		ClientConfig: paho.ClientConfig{
+			ClientID:    s.set.ClientID,
+			Session:     &s.ledger,
+			PingHandler: &s.pinger,
+			// Bounds CONNECT and SUBSCRIBE; both have a stricter bound of their own.
+			PacketTimeout: max(s.set.ConnectTimeout, s.set.ReconcileTimeout),
+		},
+	}
+	if w := s.set.Will; w.Topic != "" {
+		cfg.WillMessage = &paho.WillMessage{Topic: w.Topic, Payload: []byte(w.Payload), QoS: byte(w.QoS), Retain: w.Retain}
+	}
+	return cfg
+}
+
+// connectPacket completes each CONNECT. The library would send Clean Start on the
+// first connect alone; an ephemeral session needs it on every one.
+func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, error) {
+	cp.CleanStart = !s.durable
+	window, packet := uint16(s.set.ReceiveMaximum), uint32(s.set.MaxPacketBytes())
+	cp.Properties = &paho.ConnectProperties{
+		ReceiveMaximum:     &window,
+		MaximumPacketSize:  &packet,
+		RequestProblemInfo: true,
+	}
+	if s.durable {
+		expiry := uint32(s.set.SessionExpiryInterval)
+		cp.Properties.SessionExpiryInterval = &expiry
+	}
+	return cp, nil
+}
+
+// attempt opens one connection. connect_timeout bounds everything up to the
+// CONNACK.
+func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.URL) (net.Conn, error) {
+	deadline := time.Now().Add(s.set.ConnectTimeout)
+	nc, err := dial(ctx, u, s.tls, s.set.ConnectTimeout)
+	if err != nil {
+		return nil, err
+	}
+	if err := nc.SetReadDeadline(deadline); err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	c := newGuardConn(nc, s, guardOptions{MaxPacket: uint32(s.set.MaxPacketBytes()), Logger: s.log})
+	return &linkConn{guardConn: c, broker: brokerName(u)}, nil
+}
+
+// connectFailed is called after each attempt that did not end in a connection.
+func (s *session) connectFailed(err error) {
+	mapped := MapError(err)
+	s.count.connectFailures.Get(string(mapped.Code)).Inc()
+	permanent := false
+	switch mapped.Code {
+	case gobridge.CodeNotAuthorized, gobridge.CodeForbidden, gobridge.CodeInvalidConfig, gobridge.CodeVersionMismatch:
+		permanent = true // only a person can change that
+		s.backoff.refused()
+	}
+	s.mu.Lock()
+	s.lastError = mapped.Error()
+	s.refused = ""
+	if permanent {
+		s.refused = mapped.Error()
+	}
+	s.mu.Unlock()
+	if times, ok := s.failures.allowText(string(mapped.Code)+mapped.Op, time.Now()); ok {
+		s.log.Warn("cannot connect", "code", mapped.Code, "err", mapped, "times", times)
+	}
+}
+
+var errCleanStartIgnored = errors.New("broker resumed a session although a clean start was asked for")
+
+// up begins a connection: it is called with the CONNACK, before anything else is
+// read. What is open from earlier connections is decided here.
+func (s *session) up(c *linkConn, ca *packets.Connack) error {
+	if ca.SessionPresent && !s.durable {
+		return errCleanStartIgnored
+	}
+	if err := c.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	s.mu.Lock()
+	resumeLost := s.durable && s.connects > 0 && !ca.SessionPresent
+	s.connects++
+	reconnect := s.connects > 1
+	s.link, s.linkCtx, s.linkEnd = c, ctx, cancel
+	s.upAt = time.Now()
+	s.present, s.deliberate, s.refused = ca.SessionPresent, false, ""
+	s.converged, s.resumeLost = false, resumeLost
+	if resumeLost {
+		s.lastError = "broker no longer had the session: subscriptions and queued messages of the time away are lost"
+	}
+	if !ca.SessionPresent {
+		s.forgetGrants()
+	}
+	s.mu.Unlock()
+	s.failures.forget()
+	s.log.Info("connected", "broker", c.broker, "session_present", ca.SessionPresent)
+	if reconnect {
+		s.count.reconnects.Inc()
+	}
+	if resumeLost {
+		s.count.resumeLost.Inc()
+		s.log.Warn("broker no longer had the session: subscriptions and queued messages of the time away are lost",
+			"hint", "raise session_expiry_interval, or give the broker persistence")
+	}
+	s.checkExpiry(ca)
+	s.in.connected(c.guardConn, ca.SessionPresent)
+	s.out.connected(c.guardConn, limitsOf(ca), ca.SessionPresent)
+	c.flush()
+	s.wake()
+	return nil
+}
+
+// checkExpiry warns when the broker keeps the session for less than asked.
+func (s *session) checkExpiry(ca *packets.Connack) {
+	got := ca.Properties.SessionExpiryInterval
+	if !s.durable || got == nil || gobridge.Seconds(*got) >= s.set.SessionExpiryInterval {
+		return
+	}
+	s.log.Warn("broker keeps the session for less than asked", "session_expiry_interval", gobridge.Seconds(*got),
+		"asked", s.set.SessionExpiryInterval)
+}
+
+// limitsOf reads what the server allows; what it does not say has the default
+// of the standard (MQTT v5, 3.2.2.3).
+func limitsOf(ca *packets.Connack) serverLimits {
+	p := ca.Properties
+	l := serverLimits{receiveMaximum: 65_535, maximumQoS: 2, retain: true}
+	if p.ReceiveMaximum != nil && *p.ReceiveMaximum > 0 {
+		l.receiveMaximum = int(*p.ReceiveMaximum)
+	}
+	if p.MaximumQOS != nil {
+		l.maximumQoS = *p.MaximumQOS
+	}
+	if p.RetainAvailable != nil {
+		l.retain = *p.RetainAvailable == 1
+	}
+	if p.MaximumPacketSize != nil {
+		l.maximumPacket = int(*p.MaximumPacketSize)
+	}
+	return l
+}
+
+// established is called by the library once requests can be made on the
+// connection.
+func (s *session) established(cm *autopaho.ConnectionManager, ca *paho.Connack) {
+	s.mu.Lock()
+	ctx := s.linkCtx
+	s.mu.Unlock()
+	s.tasks.Go(func() { s.reconcile(ctx, cm, ca) })
+}
+
+// mayReconnect is called by the library when a connection has gone.
+func (s *session) mayReconnect() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return !s.closing
+}
+
+// down ends a connection. The library calls it more than once.
+func (s *session) down(d *packets.Disconnect) {
+	s.mu.Lock()
+	c := s.link
+	if c == nil {
+		s.mu.Unlock()
+		return
+	}
+	s.link = nil
+	up := time.Since(s.upAt)
+	quiet := s.closing || s.deliberate
+	cause := lossCause(c, d)
+	if !s.closing {
+		s.lastError = cause.Error()
+	}
+	s.converged = false
+	s.linkEnd(cause)
+	s.mu.Unlock()
+	s.out.lost(c.guardConn)
+	s.in.lost(c.guardConn)
+	s.wake()
+	if quiet {
+		return
+	}
+	s.log.Warn("connection lost", "broker", c.broker, "after", up.Round(time.Millisecond), "err", cause)
+	flapping := s.backoff.lost(up)
+	switch {
+	case d != nil && d.ReasonCode == packets.DisconnectSessionTakenOver:
+		s.backoff.takenOver()
+		s.count.takeover[metric.TakeoverReported].Inc()
+		s.log.Error("another client with the same client id took the session over", "client_id", s.set.ClientID,
+			"hint", "give each instance its own client_id")
+	case d == nil && flapping:
+		s.count.takeover[metric.TakeoverInferred].Inc()
+		s.log.Error("connections end right after they were accepted: another client may use the same client id",
+			"client_id", s.set.ClientID, "hint", "give each instance its own client_id, or look at the broker's log")
+	}
+}
+
+// lossCause says why the connection ended.
+func lossCause(c *linkConn, d *packets.Disconnect) error {
+	if d == nil {
+		if err := c.failure(); err != nil {
+			return fmt.Errorf("connection lost: %w", err)
+		}
+		return gobridge.ErrConnectionLost
+	}
+	var text string
+	if d.Properties != nil {
+		text = d.Properties.ReasonString
+	}
+	return disconnectFault(d.ReasonCode, text)
+}
+
+// refuse ends a connection whose broker broke the protocol in a way that the
+// guard connection cannot see. Called by the reader, which must not close the
+// connection itself.
+func (s *session) refuse(c *guardConn, err error) {
+	s.log.Error("server broke the protocol, closing", "error", err)
+	if malformed, ok := errors.AsType[*wire.MalformedError](err); ok {
+		c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, malformed.Reason) })
+		c.flush()
+	}
+	s.mu.Lock()
+	if s.link != nil && s.link.guardConn == c {
+		s.link.fail(err)
+	}
+	s.mu.Unlock()
+	s.in.lost(c)
+	s.out.lost(c)
+	_ = c.SetReadDeadline(time.Unix(1, 0)) // the next read fails and tells the library
+}

@@ -1,0 +1,335 @@
+package mqtt
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/eclipse/paho.golang/autopaho"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+	"github.com/gobridge/gobridge/transport/mqtt/wire"
+)
+
+const (
+	// closeWait bounds the wait for the broker to close the connection after our
+	// DISCONNECT. Closing first could destroy what the broker has not read yet.
+	closeWait = 2 * time.Second
+	// recoverySpacing is the shortest time between two recycles for refused
+	// deliveries.
+	recoverySpacing = 30 * time.Second
+)
+
+// session is one MQTT session: a connection manager of the library, and the
+// messages, which the library never sees. It survives reconnects.
+//
+// Everything happens on the goroutine that reads the connection (packetHandler),
+// on those of the engine (Send, Ack), and on the one in Run, which owns the timers.
+// A reconcile has a goroutine of its own while it runs. Locks are never held over
+// a callback to the engine.
+type session struct {
+	id      string
+	set     *SessionSettings
+	log     *slog.Logger
+	count   *counters
+	metrics *metric.Registry
+	durable bool
+	brokers []*url.URL
+	tls     *tls.Config
+
+	in      *inbound
+	out     *outbound
+	senders map[string]*sender
+	serves  bool // it has a receiver
+
+	ledger  ledger
+	pinger  pinger
+	backoff *backoff
+
+	wakeUp   chan struct{} // to Run, capacity 1
+	tasks    sync.WaitGroup
+	failures repeated // of connecting
+
+	mu sync.Mutex
+	status
+}
+
+var _ gobridge.Session = (*session)(nil)
+
+// sender is one way into outbound, with its own rules.
+type sender struct {
+	out      *outbound
+	qos      QoSRule
+	retain   RetainRule
+	timeout  time.Duration
+	throttle time.Duration
+}
+
+var _ gobridge.Sender = (*sender)(nil)
+
+func (s *sender) Send(m *gobridge.Outbound) error { return s.out.send(s, m) }
+func (s *sender) Flush()                          { s.out.flush() }
+
+func (s *sender) Available() error {
+	if e := s.out.available.Load(); e != nil {
+		return e
+	}
+	return nil
+}
+
+func (s *sender) Notify(f func()) {
+	s.out.mu.Lock()
+	defer s.out.mu.Unlock()
+	s.out.notify = append(s.out.notify, f)
+}
+
+// openSession builds a session instance of checked options. It reads the TLS files and
+// does not connect.
+func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, error) {
+	set := sessionSettings(use.Session)
+	brokers, err := set.Brokers()
+	if err != nil {
+		return nil, fmt.Errorf("session %s: broker_url: %w", use.Session.ID, err)
+	}
+	s := &session{
+		id:      use.Session.ID,
+		set:     set,
+		log:     env.Logger,
+		count:   newCounters(env.Metrics, use.Session.ID),
+		metrics: env.Metrics,
+		durable: use.Session.Mode != gobridge.ModeEphemeral,
+		brokers: brokers,
+		senders: map[string]*sender{},
+		serves:  use.Receiver != nil,
+		backoff: newBackoff(set.ReconnectDelay, set.ReconnectMaxDelay),
+		wakeUp:  make(chan struct{}, 1),
+	}
+	for _, u := range brokers {
+		if schemes[u.Scheme].secure {
+			if s.tls, err = buildTLS(&set.TLS); err != nil {
+				return nil, fmt.Errorf("session %s: %w", s.id, err)
+			}
+			break
+		}
+	}
+	s.ledger.up, s.ledger.down = s.up, s.down
+
+	s.out = newOutbound(s.durable, s.log, s.count, s.wake)
+	for _, spec := range use.Senders {
+		o := senderSettings(spec)
+		s.senders[spec.ID] = &sender{
+			out: s.out, qos: o.QoS, retain: o.Retain, timeout: o.Timeout, throttle: *o.ThrottleRetryAfter,
+		}
+	}
+
+	s.in = newInbound(s.log, s.count)
+	s.in.window, s.in.budget, s.in.maxBody = set.ReceiveMaximum, set.RunningBudgetBytes(), int(set.MaxPayloadBytes)
+	s.in.durable, s.in.grace, s.in.recycle = s.durable, *set.UnmatchedGrace, s.requestRecovery
+	if use.Receiver != nil {
+		s.in.identity = use.Receiver.Identity
+		for _, t := range use.Receiver.Topics {
+			qos := 1
+			if t.QoS != nil {
+				qos = *t.QoS
+			}
+			_, filter, shared := gobridge.SplitShare(t.Topic)
+			s.in.filters = append(s.in.filters, filter)
+			s.filters = append(s.filters, subscription{filter: t.Topic, qos: byte(qos), shared: shared})
+		}
+	}
+	s.registerGauges()
+	return s, nil
+}
+
+func (s *session) Receiver() gobridge.Receiver {
+	if !s.serves {
+		return nil
+	}
+	return s.in
+}
+
+func (s *session) Sender(id string) gobridge.Sender {
+	if snd := s.senders[id]; snd != nil {
+		return snd
+	}
+	return nil
+}
+
+// wake makes Run deliver outcomes and look at what is asked of it.
+func (s *session) wake() {
+	select {
+	case s.wakeUp <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// Run is part of gobridge.Session.
+func (s *session) Run(ctx context.Context) error {
+	defer s.removeGauges()
+	cm, err := autopaho.NewConnection(context.WithoutCancel(ctx), s.clientConfig())
+	if err != nil {
+		return fmt.Errorf("session %s: %w: %w", s.id, gobridge.ErrSessionUnrecoverable, err)
+	}
+	s.work(ctx)
+	s.shutdown(cm)
+	return nil
+}
+
+// work owns the timers until ctx ends.
+func (s *session) work(ctx context.Context) {
+	recovery := time.NewTimer(recoverySpacing)
+	recovery.Stop()
+	defer recovery.Stop()
+	var recovered time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.out.timer.C:
+			if s.out.expire() {
+				s.recycle("a publish was not answered in time")
+			}
+			s.out.deliver()
+		case <-s.in.timer.C:
+			s.in.expireUnmatched()
+		case <-recovery.C:
+			s.wake()
+		case <-s.wakeUp:
+			s.out.deliver()
+			if !s.recoveryWanted() {
+				continue
+			}
+			if wait := time.Until(recovered.Add(recoverySpacing)); !recovered.IsZero() && wait > 0 {
+				recovery.Reset(wait)
+				continue
+			}
+			recovered = time.Now()
+			s.beginRecovery()
+		}
+	}
+}
+
+// shutdown ends the session in good order: acknowledgements, DISCONNECT, the
+// broker's close; then nothing of it is left.
+func (s *session) shutdown(cm *autopaho.ConnectionManager) {
+	s.mu.Lock()
+	s.closing = true
+	c := s.link
+	s.mu.Unlock()
+	s.out.close()
+	s.in.stop()
+	if c != nil {
+		// Nothing may follow the DISCONNECT [MQTT-3.14.4-2].
+		s.in.lost(c.guardConn)
+		s.out.deliver()
+		c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, wire.ReasonSuccess) })
+		c.flush()
+		select {
+		case <-c.closed(): // the broker closed, and so did the library
+		case <-time.After(closeWait):
+			s.log.Warn("broker did not close the connection after DISCONNECT")
+		}
+		_ = c.Close()
+	}
+	_ = cm.Disconnect(context.Background()) // waits; its only error is that of the context
+	s.tasks.Wait()
+	s.out.end()
+	s.out.deliver()
+	s.in.purge()
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	s.log.Info("session closed")
+}
+
+// recycle makes the connection anew while the broker keeps the session.
+func (s *session) recycle(why string) {
+	s.mu.Lock()
+	c := s.link
+	if c == nil || s.deliberate {
+		s.mu.Unlock()
+		return
+	}
+	s.deliberate = true
+	s.mu.Unlock()
+	s.log.Warn("reconnecting", "why", why)
+	s.backoff.skip()
+	c.fail(fmt.Errorf("reconnecting: %s", why))
+	c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, wire.ReasonSuccess) })
+	c.flush()
+	_ = c.Close() // the reader's error tells the library
+}
+
+// requestRecovery asks for a recycle that makes the broker send refused
+// deliveries again. Requests before it begins are one.
+func (s *session) requestRecovery() {
+	s.recovery.Store(true)
+	s.wake()
+}
+
+func (s *session) recoveryWanted() bool { return s.recovery.Load() }
+
+func (s *session) beginRecovery() {
+	s.recovery.Store(false)
+	s.count.recoveryRecycle.Inc()
+	s.recycles.Add(1)
+	s.recycle("the route refused a delivery")
+}
+
+// publish, ack, burstEnd, flushed and admit are the packetHandler of the
+// session's connections.
+
+func (s *session) publish(c *guardConn, p *wire.Publish) {
+	pump, err := s.in.publish(c, p)
+	if err != nil {
+		s.refuse(c, err)
+		return
+	}
+	if pump {
+		s.in.pump()
+	}
+}
+
+func (s *session) ack(c *guardConn, a wire.Ack) {
+	if a.Type == wire.PUBREL {
+		s.in.pubrel(c, a.ID)
+		return
+	}
+	s.out.ack(c, a)
+}
+
+func (s *session) burstEnd(c *guardConn) {
+	s.out.deliver()
+	s.in.pump()
+	c.flush()
+}
+
+func (s *session) flushed(c *guardConn, total uint64) {
+	s.pinger.sent()
+	s.out.flushed(c, total)
+}
+
+func (s *session) admit(c *guardConn, size int) bool { return s.in.admit(c, size) }
+
+func (s *session) registerGauges() {
+	s.metrics.GaugeFunc(metric.MQTTUnsettled, func() float64 { return float64(s.in.health().unsettled) }, s.id)
+	s.metrics.GaugeFunc(metric.MQTTOldestUnsettledAge, func() float64 { return s.in.health().oldest.Seconds() }, s.id)
+	s.metrics.GaugeFunc(metric.MQTTReceiveWindowUtilization, func() float64 {
+		return float64(s.in.health().unsettled) / float64(s.in.window)
+	}, s.id)
+}
+
+func (s *session) removeGauges() {
+	for _, d := range []*metric.Desc{metric.MQTTUnsettled, metric.MQTTOldestUnsettledAge, metric.MQTTReceiveWindowUtilization} {
+		s.metrics.GaugeFunc(d, nil, s.id)
+	}
+}
+
+// brokerName is a broker URL for logs. It holds no user information.
+func brokerName(u *url.URL) string { return strings.ToLower(u.Scheme) + "://" + u.Host }
