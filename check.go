@@ -21,24 +21,24 @@ const (
 // offer, with what to do instead. Each is refused by its name. What a kind of
 // Kinds brings is not looked up here.
 var notAvailable = map[string]string{
-	"deployment_mode clustered":     "write deployment_mode: standalone",
-	"session_mode exclusive":        "write session_mode: persistent",
-	"credentials_uri":               "write options.session.username and password, from the environment as ${NAME}",
-	"lease":                         "remove the block",
-	"delivery_mode shared_outbox":   "write delivery_mode: direct_hold",
-	"processors":                    "remove them from the route",
-	"transport sqs":                 "write transport: mqtt",
-	"transport http":                "write transport: mqtt",
-	"transport amqp":                "write transport: mqtt",
-	"store type sqlite":             "write type: memory",
-	"store type postgres":           "write type: memory",
-	"store type dynamodb":           "write type: memory",
-	"store outbox":                  "remove the block; routes hold messages at their source (direct_hold)",
-	"store lease":                   "remove the block",
-	"store managed_subscriptions":   "remove the block",
-	"telemetry.otlp_endpoint":       "remove it; metrics are served at /metrics",
-	"options.client_id_suffix":      "give each instance a client_id of its own",
-	"shared subscriptions ($share)": "subscribe to the filter without $share/<group>/",
+	"deployment_mode clustered":      "write deployment_mode: standalone",
+	"session_mode exclusive":         "write session_mode: persistent",
+	"credentials_uri":                "write options.session.username and password, from the environment as ${NAME}",
+	"lease":                          "remove the block",
+	"delivery_mode shared_outbox":    "write delivery_mode: direct_hold",
+	"processors":                     "remove them from the route",
+	"transport sqs":                  "write transport: mqtt",
+	"transport http":                 "write transport: mqtt",
+	"transport amqp":                 "write transport: mqtt",
+	"store type sqlite":              "write type: memory",
+	"store type postgres":            "write type: memory",
+	"store type dynamodb":            "write type: memory",
+	"store outbox":                   "remove the block; routes hold messages at their source (direct_hold)",
+	"store lease":                    "remove the block",
+	"store managed_subscriptions":    "remove the block",
+	"telemetry.otlp_endpoint":        "remove it; metrics are served at /metrics",
+	"options.client_id_suffix":       "give each instance a client_id of its own",
+	"a shared subscription ($share)": "subscribe to the filter without $share/<group>/",
 }
 
 // NotAvailable reports that this version does not offer something that the config
@@ -85,6 +85,9 @@ type checker struct {
 	sessions, receivers, senders map[string]int
 	// uses has one entry for each session; kind is nil for unknown transports.
 	uses []use
+	// senderUses gives the session of each sender, nil where it has none or its
+	// options are not to be read.
+	senderUses []*use
 	// receiverRoute is the route that a receiver feeds, -1 for none.
 	receiverRoute []int
 	// bindings are those whose sender and address are in order.

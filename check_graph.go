@@ -130,14 +130,19 @@ type state struct {
 	edge  *edge
 	topic string
 	from  *state
+	// returned says that the path came back to its first edge.
+	returned bool
 }
 
 // findCycle searches, breadth first, for the shortest way of a message from e back
-// to e; whole is false when the search was given up.
+// to e that it can take again and again: everything that e takes comes back, or what
+// came back once comes back a second time. whole is false when the search was given
+// up.
 func findCycle(e *edge, next map[*broker][]*edge) (cycle []*edge, whole bool) {
 	type key struct {
-		edge  *edge
-		topic string
+		edge     *edge
+		topic    string
+		returned bool
 	}
 	seen := make(map[key]bool)
 	steps := 0
@@ -155,24 +160,28 @@ func findCycle(e *edge, next map[*broker][]*edge) (cycle []*edge, whole bool) {
 				continue
 			}
 			topic, ok := IntersectFilters(pattern, n.filter)
-			k := key{n, topic}
-			if !ok || seen[k] {
+			if !ok {
 				continue
 			}
-			if n == e {
-				return s.path(), true
+			if n == e && (s.returned || topic == e.filter) {
+				return s.lastRound(e), true
+			}
+			k := key{n, topic, s.returned || n == e}
+			if seen[k] {
+				continue
 			}
 			seen[k] = true
-			queue = append(queue, &state{edge: n, topic: topic, from: s})
+			queue = append(queue, &state{edge: n, topic: topic, from: s, returned: k.returned})
 		}
 	}
 	return nil, true
 }
 
-func (s *state) path() []*edge {
-	var edges []*edge
-	for ; s != nil; s = s.from {
-		edges = append(edges, s.edge)
+// lastRound lists the edges of the path from where it last took e.
+func (s *state) lastRound(e *edge) []*edge {
+	edges := []*edge{s.edge}
+	for ; s.edge != e; s = s.from {
+		edges = append(edges, s.from.edge)
 	}
 	slices.Reverse(edges)
 	return edges

@@ -2,7 +2,6 @@ package gobridge
 
 import (
 	"fmt"
-	"reflect"
 	"strconv"
 	"strings"
 )
@@ -32,6 +31,7 @@ func (c *checker) checkParts() {
 		u.Receiver, u.receiverPath = r, path
 		c.partOptions(u, path, &r.Options, receiverOptions)
 	}
+	c.senderUses = make([]*use, len(s.Senders))
 	for i := range s.Senders {
 		p, path := &s.Senders[i], c.senderPaths[i]
 		u := c.sessionOf("sender", path, p.SessionID, p.Transport)
@@ -39,7 +39,9 @@ func (c *checker) checkParts() {
 			continue
 		}
 		u.Senders, u.senderPaths = append(u.Senders, p), append(u.senderPaths, path)
-		c.partOptions(u, path, &p.Options, senderOptions)
+		if c.partOptions(u, path, &p.Options, senderOptions) {
+			c.senderUses[i] = u
+		}
 	}
 }
 
@@ -47,18 +49,22 @@ func sessionOptions(t *Transport) func() any  { return t.SessionOptions }
 func receiverOptions(t *Transport) func() any { return t.ReceiverOptions }
 func senderOptions(t *Transport) func() any   { return t.SenderOptions }
 
-// partOptions completes and checks the options of one part of a session.
-func (c *checker) partOptions(u *use, path string, options *any, of func(*Transport) func() any) {
-	if u.kind == nil || of(u.kind) == nil {
-		return
+// partOptions completes and checks the options of one part of a session and
+// reports whether the transport can read them.
+func (c *checker) partOptions(u *use, path string, options *any, of func(*Transport) func() any) bool {
+	if u.kind == nil {
+		return false
+	}
+	if of(u.kind) == nil {
+		return true
 	}
 	path += ".options"
 	if !c.options(path, options, of(u.kind)) {
 		u.broken = true
-		return
+		return false
 	}
-	setDefaults(reflect.ValueOf(*options))
-	CheckTags(*options, path, c.fault)
+	c.checkOptions(path, *options)
+	return true
 }
 
 // sessionOf returns the session that a receiver or sender belongs to.

@@ -95,8 +95,8 @@ func (c *checker) checkBinding(route, j, receiver int) int {
 		c.fault(path+".sender_id", fmt.Sprintf("there is no sender %q", b.SenderID), c.known(c.senders, "sender"))
 		return -1
 	}
-	u := c.useOf(c.spec.Senders[sender].SessionID)
-	if u == nil || u.kind == nil || u.broken {
+	u := c.senderUses[sender]
+	if u == nil {
 		return sender
 	}
 	addressPath := path + ".address"

@@ -183,7 +183,9 @@ func IntersectFilters(a, b string) (filter string, ok bool) {
 		}
 		switch {
 		case !moreA && !moreB, !moreA && rb == "#", !moreB && ra == "#":
-			return strings.Join(out, "/"), true
+			// What /# and + have in common would be the empty topic, which is none.
+			filter = strings.Join(out, "/")
+			return filter, filter != ""
 		case !moreA || !moreB:
 			return "", false
 		}

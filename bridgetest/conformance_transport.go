@@ -90,7 +90,7 @@ func (c *conformance) open(t *testing.T) *instance {
 		case err := <-done:
 			return err
 		case <-time.After(conformanceTimeout):
-			return errors.New("Run did not return")
+			return errors.New("session did not end when asked to")
 		}
 	})
 	t.Cleanup(func() {

@@ -85,6 +85,10 @@ func TestProxyRelaysAndCounts(t *testing.T) {
 	if got, err := say(conn, "hello", 5*time.Second); got != "hello" || err != nil {
 		t.Fatalf("got %q, %v", got, err)
 	}
+	// The client may read the answer before the relay has counted it.
+	for until := time.Now().Add(5 * time.Second); p.Bytes(ToClient) != 5 && time.Now().Before(until); {
+		time.Sleep(time.Millisecond)
+	}
 	if p.Connections() != 1 || p.Accepted() != 1 || p.Bytes(ToTarget) != 5 || p.Bytes(ToClient) != 5 {
 		t.Errorf("connections %d, accepted %d, bytes %d and %d", p.Connections(), p.Accepted(), p.Bytes(ToTarget), p.Bytes(ToClient))
 	}

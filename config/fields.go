@@ -20,6 +20,8 @@ type field struct {
 	required bool
 	// derived marks a default that is described, not written (the host name).
 	derived bool
+	// min and max bound a number; empty is 0 and no bound.
+	min, max string
 }
 
 // fieldsOf lists the keys of a struct in the order of its fields; inline structs
@@ -45,6 +47,7 @@ func fieldsOf(t reflect.Type) []field {
 			key: name, index: sf.Index, typ: sf.Type,
 			doc: sf.Tag.Get("doc"), def: sf.Tag.Get("default"), required: sf.Tag.Get("required") == "true",
 			derived: sf.Tag.Get("derived") == "true",
+			min:     sf.Tag.Get("min"), max: sf.Tag.Get("max"),
 		}
 		if e := sf.Tag.Get("enum"); e != "" {
 			f.enum = strings.Split(e, ",")

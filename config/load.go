@@ -45,6 +45,9 @@ func Load(name string, data []byte, kinds *gobridge.Kinds) (*File, []Diagnostic)
 	}
 	d.value(root, reflect.ValueOf(f).Elem(), field{}, "")
 	d.decodeOptions(&f.Spec, kinds)
+	if d.aliased > maxAliased {
+		return nil, d.sorted()
+	}
 	d.findRedacted(reflect.ValueOf(f).Elem(), f)
 
 	problem := func(p gobridge.Problem) {

@@ -69,7 +69,16 @@ func typeCell(f field, b block) string {
 		}
 		return "block: " + strings.Join(links, ", ")
 	}
-	return k.String()
+	text := k.String()
+	switch {
+	case f.min != "" && f.max != "":
+		text += ", " + f.min + " to " + f.max
+	case f.min != "":
+		text += ", at least " + f.min
+	case f.max != "":
+		text += ", at most " + f.max
+	}
+	return text
 }
 
 func defaultCell(f field) string {

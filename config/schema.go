@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"encoding/json"
 	"reflect"
 	"strconv"
 	"strings"
@@ -93,6 +95,10 @@ func scalarSchema(f field) *jsonschema.Schema {
 	}
 	s := &jsonschema.Schema{}
 	switch k {
+	case kindInteger, kindNumber, kindSeconds:
+		s.Minimum, s.Maximum = json.Number(cmp.Or(f.min, "0")), json.Number(f.max)
+	}
+	switch k {
 	case kindBool:
 		types(s, "boolean", "string")
 		s.Pattern = variablePattern
@@ -106,7 +112,6 @@ func scalarSchema(f field) *jsonschema.Schema {
 		s.Type, s.Pattern = "string", durationPattern+"|"+variablePattern
 	case kindSeconds:
 		types(s, "integer", "string")
-		s.Minimum = "0"
 		s.Pattern = durationPattern + "|" + variablePattern
 	default:
 		s.Type = "string"
