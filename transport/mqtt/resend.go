@@ -40,7 +40,7 @@ func (o *outbound) connected(c *guardConn, limits serverLimits, present bool) {
 // resend puts the open publishes in front of what waits. Called with mu held.
 func (o *outbound) resend(now int64) {
 	o.inflight = 0
-	var again []queued
+	var released, again []queued
 	for i := range o.slots {
 		s, id := &o.slots[i], uint16(i+1)
 		switch {
@@ -52,11 +52,17 @@ func (o *outbound) resend(now int64) {
 			*s = slot{}
 			o.free = append(o.free, id)
 		case s.m == nil || s.state == slotReleased:
-			o.forget(id, now)
+			released = append(released, queued{seq: s.seq, id: id})
 		default:
 			s.sentAt = 0
 			again = append(again, queued{m: s.m, from: s.from, seq: s.seq, at: s.queuedAt, id: id, struck: s.struck})
 		}
+	}
+	// The broker passes a QoS 2 message on when its PUBREL comes: in order
+	// [MQTT-4.6.0-4].
+	slices.SortFunc(released, bySeq)
+	for _, q := range released {
+		o.forget(q.id, now)
 	}
 	slices.SortFunc(again, bySeq)
 	if n := len(again); n > 0 {
