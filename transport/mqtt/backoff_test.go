@@ -15,13 +15,13 @@ func TestBackoffGrowsUntilAConnectionIsStable(t *testing.T) {
 	for i, bound := range bounds {
 		bound *= time.Second
 		if i%2 == 1 {
-			b.lost(stableAfter - 1) // a short connection does not start it anew
+			b.lost(stableAfter-1, false) // a short connection does not start it anew
 		}
 		if wait := b.next(0); wait <= 0 || wait > bound {
 			t.Errorf("wait %d is %s, want at most %s", i, wait, bound)
 		}
 	}
-	b.lost(stableAfter)
+	b.lost(stableAfter, true)
 	if wait := b.next(0); wait > time.Second {
 		t.Errorf("wait after a stable connection is %s, want at most 1s", wait)
 	}
@@ -71,13 +71,18 @@ func TestBackoffFloors(t *testing.T) {
 
 func TestThreeFlapsAreTakenForATakeover(t *testing.T) {
 	b := newBackoff(time.Millisecond, time.Minute)
+	for range 5 {
+		if b.lost(time.Second, false) {
+			t.Error("a cut link was taken for a takeover")
+		}
+	}
 	for i, want := range []bool{false, false, true, true} {
-		if got := b.lost(time.Second); got != want {
+		if got := b.lost(time.Second, true); got != want {
 			t.Errorf("flap %d: takeover %v, want %v", i+1, got, want)
 		}
 	}
-	b.lost(time.Minute)
-	if b.lost(time.Second) {
+	b.lost(time.Minute, true)
+	if b.lost(time.Second, true) {
 		t.Error("a stable connection did not end the row")
 	}
 }

@@ -190,7 +190,9 @@ func TestDestinationRestartWithoutStateLosesNothing(t *testing.T) {
 	const n = 2000
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	destination := bridgetest.NewFakeBroker(t)
-	forget := func(_ *bridgetest.FakeConn, _ *packets.Connect, connack *packets.Connack) { connack.SessionPresent = false }
+	forget := func(_ *bridgetest.FakeConn, _ *packets.Connect, connack *packets.Connack) {
+		connack.SessionPresent = false
+	}
 	sink := destination.Auto(bridgetest.AutoConfig{Connack: forget})
 	to := startSession(t, testUse(destination.URL(), gobridge.ModePersistent, nil))
 	from := startSession(t, testUse(source.URL(), gobridge.ModePersistent, topics(1, "in/#")))

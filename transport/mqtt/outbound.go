@@ -91,6 +91,7 @@ type outbound struct {
 	log     *slog.Logger
 	count   *counters
 	durable bool // open publishes survive a lost connection
+	qos2    bool // some sender may publish with QoS 2
 	// wake asks for deliver to be called from a goroutine that holds no locks.
 	wake func()
 	// timer fires when expire should be called.
@@ -125,6 +126,10 @@ type outbound struct {
 	// struck holds the ids of messages that timed out once and were handed back; a
 	// second time on a fresh connection is charged (B3).
 	struck map[string]struct{}
+
+	// swept is set once the broker has let go of the QoS 2 identifiers that an
+	// earlier process may have left with it; sweeping while that is under way.
+	swept, sweeping bool
 
 	warnedQoS, warnedRetain bool
 
@@ -334,6 +339,11 @@ func (o *outbound) ack(c *guardConn, a wire.Ack) {
 			c.append(func(dst []byte) []byte {
 				return wire.AppendAck(dst, wire.PUBREL, a.ID, wire.ReasonPacketIDNotFound)
 			})
+		}
+	case o.sweeping:
+		if a.Type == wire.PUBCOMP && a.ID == maxOpen {
+			o.swept, o.sweeping = true, false
+			o.becomeOpen = true
 		}
 	case s == nil || s.sentAt == 0: // late, or for a publish not sent again yet
 	case a.Type == wire.PUBACK && s.qos == 1, a.Type == wire.PUBREC && a.Reason >= reasonFailure && s.state == slotSent:
