@@ -13,7 +13,7 @@ func TestOrderIsKeptThroughLinkCuts(t *testing.T) {
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
 	dest := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	in, out := bridgetest.NewProxy(t, source.Addr()), bridgetest.NewProxy(t, dest.Addr())
-	out.Delay(2 * time.Millisecond) // keeps the window full
+	out.Delay(10 * time.Millisecond) // keeps the window full
 	cfg := between(t, in.URL(), out.URL())
 	cfg.policy["max_in_flight"] = window
 	col := collect(t, dest.Addr(), "out/#")

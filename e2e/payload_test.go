@@ -283,35 +283,6 @@ func TestDollarTopicsDoNotCross(t *testing.T) {
 	b.conserved()
 }
 
-// C57: a destination without retained messages gets none.
-func TestRetainIsClearedWhereItIsNotAvailable(t *testing.T) {
-	t.Parallel()
-	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
-	fake := bridgetest.NewFakeBroker(t)
-	dest := fake.Auto(bridgetest.AutoConfig{Connack: func(_ *bridgetest.FakeConn, _ *packets.Connect, connack *packets.Connack) {
-		connack.Properties.RetainAvailable = new(byte(0))
-	}})
-	b := between(t, source.URL(), fake.URL()).start(t)
-	b.waitReady("")
-	pub := client(t, source.Addr())
-	for range 3 {
-		publish(t, pub, &packets.Publish{Topic: "in/x", QoS: 1, Retain: true, Payload: []byte("v")})
-	}
-	dest.Wait(patience, func(s bridgetest.AutoStats) bool { return s.Received == 3 })
-	for _, p := range dest.Received() {
-		if p.Retain {
-			t.Error("retain flag on the wire to a broker without retained messages")
-		}
-	}
-	if n := fake.Connections(); n != 1 {
-		t.Errorf("%d connections, want 1", n)
-	}
-	b.stop()
-	if n := len(b.logged("level=WARN", "retain")); n != 1 {
-		t.Errorf("%d warnings about retain, want 1:\n%s", n, b.Stderr())
-	}
-}
-
 // C57: a destination that has them keeps them; deleting one crosses too (C14).
 func TestRetainedMessagesAndTheirRemovalCross(t *testing.T) {
 	t.Parallel()
@@ -337,37 +308,6 @@ func TestRetainedMessagesAndTheirRemovalCross(t *testing.T) {
 		t.Errorf("got %q, retain %t; want out/in/last and nothing retained before it", m.Topic, m.Retain)
 	}
 	b.stop()
-}
-
-// C58: the destination's Maximum QoS is honoured.
-func TestMaximumQoSOfTheDestinationIsHonoured(t *testing.T) {
-	t.Parallel()
-	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
-	fake := bridgetest.NewFakeBroker(t)
-	dest := fake.Auto(bridgetest.AutoConfig{Connack: func(_ *bridgetest.FakeConn, _ *packets.Connect, connack *packets.Connack) {
-		connack.Properties.MaximumQOS = new(byte(1))
-	}})
-	cfg := between(t, source.URL(), fake.URL())
-	cfg.topics = []doc{{"topic": "in/#", "qos": 2}}
-	cfg.sender["qos"] = "2"
-	b := cfg.start(t)
-	b.waitReady("")
-	pub := client(t, source.Addr())
-	for range 3 {
-		publish(t, pub, &packets.Publish{Topic: "in/x", QoS: 2, Payload: []byte("v")})
-	}
-	dest.Wait(patience, func(s bridgetest.AutoStats) bool { return s.Received == 3 })
-	for _, p := range dest.Received() {
-		if p.QoS != 1 {
-			t.Errorf("QoS %d on the wire, want 1", p.QoS)
-		}
-	}
-	b.settled()
-	b.conserved()
-	b.stop()
-	if n := len(b.logged("level=WARN", "QoS")); n != 1 {
-		t.Errorf("%d warnings about QoS, want 1:\n%s", n, b.Stderr())
-	}
 }
 
 // C41: a message that always fails is given up after its attempts, and the others do

@@ -188,10 +188,17 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	return nil
 }
 
-// checkExpiry warns when the broker keeps the session for less than asked.
+// checkExpiry warns, once for each value, when the broker keeps the session for
+// less than asked. Only the library's goroutine that connects calls it.
 func (s *session) checkExpiry(ca *packets.Connack) {
 	got := ca.Properties.SessionExpiryInterval
-	if !s.durable || got == nil || gobridge.Seconds(*got) >= s.set.SessionExpiryInterval {
+	if got == nil {
+		s.granted = s.set.SessionExpiryInterval
+		return
+	}
+	known := s.granted
+	s.granted = gobridge.Seconds(*got)
+	if !s.durable || s.granted >= s.set.SessionExpiryInterval || s.granted == known {
 		return
 	}
 	s.log.Warn("broker keeps the session for less than asked", "session_expiry_interval", gobridge.Seconds(*got),
@@ -252,6 +259,9 @@ func (s *session) down(d *packets.Disconnect) {
 	s.converged = false
 	s.linkEnd(cause)
 	s.mu.Unlock()
+	if said := faultyPacket(d); said || d == nil && !quiet {
+		s.out.blame(c.guardConn, cause, said)
+	}
 	s.out.lost(c.guardConn)
 	s.in.lost(c.guardConn)
 	s.wake()

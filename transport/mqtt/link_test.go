@@ -1,6 +1,8 @@
 package mqtt
 
 import (
+	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -308,5 +310,71 @@ func TestServerKeepAliveIsHonoured(t *testing.T) {
 	c.ExpectClosed()
 	if took := time.Since(began); took > 3*time.Second {
 		t.Errorf("given up after %s, want 1.5 s", took)
+	}
+}
+
+func TestLowerSessionExpiryIsWarnedAboutOnce(t *testing.T) {
+	var log strings.Builder
+	s := &session{set: &SessionSettings{SessionExpiryInterval: 3600}, durable: true, log: slog.New(slog.NewTextHandler(&log, nil))}
+	for _, granted := range []*uint32{nil, new(uint32(3600)), new(uint32(5)), new(uint32(5)), new(uint32(7200)), new(uint32(6))} {
+		s.checkExpiry(&packets.Connack{Properties: &packets.Properties{SessionExpiryInterval: granted}})
+	}
+	if got := strings.Count(log.String(), "\n"); got != 2 || !strings.Contains(log.String(), "session_expiry_interval=5s") {
+		t.Errorf("log:\n%s", log.String())
+	}
+}
+
+func TestStartAndStopLeaveNothing(t *testing.T) {
+	fb := bridgetest.NewFakeBroker(t)
+	fb.Auto(bridgetest.AutoConfig{})
+	for i := range 12 {
+		r := startSession(t, testUse(fb.URL(), gobridge.ModePersistent, topics(1, "in/#")))
+		r.receive(t)
+		time.Sleep(time.Duration(i) * time.Millisecond)
+		r.stop()
+		if h := r.Health(); h.State != "closed" || h.Connected {
+			t.Errorf("after %d ms: %+v", i, h)
+		}
+	}
+}
+
+// The same session over each kind of connection, both ways, through a reconnect.
+func TestMessagesPassOverEveryScheme(t *testing.T) {
+	certs := bridgetest.NewCerts(t)
+	plain := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Websocket: true})
+	secure := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{TLS: certs, RequireClientCert: true, Websocket: true})
+	for _, url := range []string{plain.URL(), plain.WebsocketURL(), secure.URL(), secure.WebsocketURL()} {
+		t.Run(strings.SplitN(url, ":", 2)[0], func(t *testing.T) {
+			r := startSession(t, testUse(url, gobridge.ModePersistent, topics(1, "out/#"), func(s *SessionSettings, _ *SenderSettings) {
+				s.NoLocal = new(false)
+				if strings.HasPrefix(url, "ssl") || strings.HasPrefix(url, "wss") {
+					s.TLS.CACertFile, s.TLS.CertFile, s.TLS.KeyFile = certs.CAFile, certs.Client.CertFile, certs.Client.KeyFile
+				}
+			}))
+			to, _ := r.receive(t)
+			r.awaitReady(t)
+			r.awaitAvailable(t)
+			const n = 200
+			o := newOutcomes()
+			for i := range n {
+				r.send(t, o, 1, fmt.Sprint(i))
+				if i == n/2 {
+					r.recycle("test")
+					eventually(t, "link is back", func() bool { return r.value(metric.MQTTReconnects) == 1 && r.Sender("out").Available() == nil })
+				}
+			}
+			o.wait(t, n)
+			seen := map[string]bool{}
+			eventually(t, "all arrived", func() bool {
+				to.mu.Lock()
+				defer to.mu.Unlock()
+				for _, d := range to.got {
+					seen[string(d.Envelope.Payload)] = true
+					d.Ack()
+				}
+				r.Receiver().Flush()
+				return len(seen) == n
+			})
+		})
 	}
 }

@@ -131,6 +131,8 @@ type outbound struct {
 	// earlier process may have left with it; sweeping while that is under way.
 	swept, sweeping bool
 
+	suspect string // id of the message that the last connection was closed over, see blame
+
 	warnedQoS, warnedRetain bool
 
 	pub   wire.Publish
@@ -222,8 +224,12 @@ func (o *outbound) rules(from *sender, e *gobridge.Envelope) (qos uint8, retain 
 // encode prepares o.pub and o.props for the message, without its packet
 // identifier, and checks the size of the packet.
 func (o *outbound) encode(m *gobridge.Outbound, qos uint8, retain bool) error {
+	var now time.Time
+	if !m.Envelope.ExpiresAt.IsZero() {
+		now = time.Now()
+	}
 	var err error
-	if o.props, err = fillPublish(&o.pub, o.props[:0], m.Envelope, m.Address, time.Now()); err != nil {
+	if o.props, err = fillPublish(&o.pub, o.props[:0], m.Envelope, m.Address, now); err != nil {
 		return err
 	}
 	o.pub.QoS, o.pub.Retain = qos, retain
