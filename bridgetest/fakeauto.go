@@ -55,7 +55,7 @@ type SourceConfig struct {
 type AutoStats struct {
 	Received        int // messages taken from clients
 	ReceivedDup     int // publishes that came with DUP
-	ReceivedRepeats int // QoS 2 publishes whose id was already answered with PUBREC: not taken again
+	ReceivedRepeats int // QoS 2 publishes with an id that was taken and not released: not taken again
 	PeakOutstanding int // most publishes from one client without PUBACK or PUBCOMP at a time
 
 	SourceSent       int // source messages sent for the first time
@@ -93,7 +93,7 @@ type autoSession struct {
 	open     map[uint16]*sourceMessage
 	due      []uint16 // ids without PUBACK or PUBREC, in sending order
 	lastID   uint16
-	incoming map[uint16]bool // client's publishes without PUBACK or PUBCOMP; true after PUBREC
+	incoming map[uint16]bool // client's publishes without PUBACK or PUBCOMP; true at QoS 2
 }
 
 type sourceMessage struct {

@@ -76,9 +76,9 @@ func (a *Auto) handle(s *autoSession, c *FakeConn, packet *packets.ControlPacket
 		comp := &packets.Pubcomp{PacketID: p.PacketID, ReasonCode: reason}
 		a.reply(heldAnswer{session: s, conn: c, id: p.PacketID, packet: comp, final: true}, hold, nil)
 	case *packets.Puback:
-		a.settle(s, p.PacketID, p.ReasonCode, true)
+		a.settle(s, c, p.PacketID, p.ReasonCode, true)
 	case *packets.Pubrec:
-		a.settle(s, p.PacketID, p.ReasonCode, p.ReasonCode >= 0x80)
+		a.settle(s, c, p.PacketID, p.ReasonCode, p.ReasonCode >= 0x80)
 	case *packets.Pubcomp:
 		a.complete(s, p.PacketID, 0) // its only other code, 0x92, says that it was completed before
 	}
@@ -106,6 +106,10 @@ func (a *Auto) subscribe(s *autoSession, c *FakeConn, p *packets.Subscribe) {
 // take receives a client's publish and answers it.
 func (a *Auto) take(s *autoSession, c *FakeConn, p *packets.Publish, slow chan<- heldAnswer) {
 	a.mu.Lock()
+	if s.conn != c { // taken over: what was still on its way counts for nothing
+		a.mu.Unlock()
+		return
+	}
 	if p.Duplicate {
 		a.stats.ReceivedDup++
 	}
@@ -118,9 +122,7 @@ func (a *Auto) take(s *autoSession, c *FakeConn, p *packets.Publish, slow chan<-
 		}
 	}
 	if p.QoS > 0 {
-		if _, open := s.incoming[p.PacketID]; !open {
-			s.incoming[p.PacketID] = false
-		}
+		s.incoming[p.PacketID] = p.QoS == 2 // taken: until PUBREL the same id is a repeat
 		a.stats.PeakOutstanding = max(a.stats.PeakOutstanding, len(s.incoming))
 	}
 	a.notify()
@@ -165,8 +167,6 @@ func (a *Auto) answer(h heldAnswer) {
 	}
 	if h.final {
 		delete(s.incoming, h.id)
-	} else {
-		s.incoming[h.id] = true
 	}
 	h.conn.Send(h.packet)
 }
@@ -189,8 +189,12 @@ func (a *Auto) answerSlowly(slow <-chan heldAnswer) {
 
 // settle handles the first answer to a source message: PUBACK, or PUBREC, which ends
 // the message only when it refuses it.
-func (a *Auto) settle(s *autoSession, id uint16, reason byte, final bool) {
+func (a *Auto) settle(s *autoSession, c *FakeConn, id uint16, reason byte, final bool) {
 	a.mu.Lock()
+	if s.conn != c {
+		a.mu.Unlock()
+		return
+	}
 	m, i := s.open[id], slices.Index(s.due, id)
 	switch {
 	case m == nil || i < 0:

@@ -29,6 +29,7 @@ func TestKilledBridgeLosesNothing(t *testing.T) {
 		b = cfg.start(t)
 	}
 	pub.Wait(t, time.Minute)
+	mustCount(t, col, n*kills/(kills+1)+n/(4*(kills+1)), b, time.Minute) // the last one is at work
 	source.Restart()
 	dest.Restart()
 	b.waitReady("")
