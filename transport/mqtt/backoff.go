@@ -68,16 +68,19 @@ func exponential(base, longest time.Duration, n int) time.Duration {
 }
 
 // lost takes note of a lost connection that had been up for the given time.
-// It reports whether the losses look like a takeover.
-func (b *backoff) lost(up time.Duration) (takeover bool) {
+// It reports whether the losses look like a takeover: the broker closed, in good
+// order (closed), one connection after the other right after it had accepted it.
+func (b *backoff) lost(up time.Duration, closed bool) (takeover bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if up >= stableAfter {
 		b.failures, b.flaps = 0, 0
 		return false
 	}
-	b.flaps++
-	if b.flaps < flapsForTakeover {
+	if closed {
+		b.flaps++
+	}
+	if !closed || b.flaps < flapsForTakeover {
 		return false
 	}
 	b.floor = max(b.floor, min(takeoverWait, b.max))

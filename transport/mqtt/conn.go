@@ -365,7 +365,7 @@ func (c *guardConn) fail(frame []byte, err error) error {
 }
 
 func (c *guardConn) refuse(reason byte, err error) {
-	c.logger.Error("server broke the protocol, closing", "error", err)
+	c.logger.Error("server broke the protocol, closing", "err", err)
 	c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, reason) })
 	c.flush()
 }

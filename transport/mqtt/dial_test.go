@@ -309,6 +309,34 @@ func TestDialCarriesAGuardConnOverWebsocketAndTLS(t *testing.T) {
 	}
 }
 
+func TestGuardConnCloseDoesNotWaitForATLSPeerThatDoesNotRead(t *testing.T) {
+	a := newAuthority(t, "ca")
+	cfg, err := buildTLS(&TLSSettings{CACertFile: a.file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	address := serve(t, a.serverConfig("127.0.0.1"), func(nc net.Conn) {
+		if err := nc.(*tls.Conn).Handshake(); err != nil {
+			t.Error(err)
+		}
+		<-done
+	})
+	defer close(done)
+	nc, err := dial(t.Context(), mustURL(t, "tls://"+address), cfg, testDialTimeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := guard(t, nc, newRecorder(), testMaxPacket)
+	c.append(func(dst []byte) []byte { return append(dst, make([]byte, 16<<20)...) })
+	c.flush()
+	begin := time.Now()
+	c.Close()
+	if took := time.Since(begin); took > closeGrace+3*time.Second { // a TLS close in good order waits for 5 s
+		t.Errorf("closing took %v", took)
+	}
+}
+
 func TestDialIsBoundedByItsTimeoutAndContext(t *testing.T) {
 	address := serve(t, nil, func(nc net.Conn) { io.Copy(io.Discard, nc) }) // accepts and says nothing
 	for _, scheme := range []string{"tls", "ws", "wss"} {

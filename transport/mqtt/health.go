@@ -18,7 +18,8 @@ type status struct {
 	present bool
 	// connects counts accepted connections.
 	connects   int
-	deliberate bool // the connection is being made anew on purpose
+	granted    gobridge.Seconds // the session expiry of the last CONNACK
+	deliberate bool             // the connection is being made anew on purpose
 	closing    bool
 	ended      bool
 	// lastError is the latest fault, until a reconcile converges.

@@ -12,10 +12,9 @@ import (
 	pahosession "github.com/eclipse/paho.golang/paho/session"
 )
 
-// The packet identifiers. Publishes have the lower ones, see outbound; what the
-// library sends itself (SUBSCRIBE, UNSUBSCRIBE) has the rest.
+// The packet identifiers of what the library sends itself (SUBSCRIBE,
+// UNSUBSCRIBE). Publishes have 1 to maxOpen.
 const (
-	maxPublishID   = 64_999
 	firstRequestID = 65_000
 	lastRequestID  = 65_535
 )

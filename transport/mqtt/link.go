@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/url"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/eclipse/paho.golang/autopaho"
 	"github.com/eclipse/paho.golang/packets"
 	"github.com/eclipse/paho.golang/paho"
+	"github.com/gorilla/websocket"
 
 	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/metric"
@@ -186,10 +188,17 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	return nil
 }
 
-// checkExpiry warns when the broker keeps the session for less than asked.
+// checkExpiry warns, once for each value, when the broker keeps the session for
+// less than asked. Only the library's goroutine that connects calls it.
 func (s *session) checkExpiry(ca *packets.Connack) {
 	got := ca.Properties.SessionExpiryInterval
-	if !s.durable || got == nil || gobridge.Seconds(*got) >= s.set.SessionExpiryInterval {
+	if got == nil {
+		s.granted = s.set.SessionExpiryInterval
+		return
+	}
+	known := s.granted
+	s.granted = gobridge.Seconds(*got)
+	if !s.durable || s.granted >= s.set.SessionExpiryInterval || s.granted == known {
 		return
 	}
 	s.log.Warn("broker keeps the session for less than asked", "session_expiry_interval", gobridge.Seconds(*got),
@@ -250,6 +259,9 @@ func (s *session) down(d *packets.Disconnect) {
 	s.converged = false
 	s.linkEnd(cause)
 	s.mu.Unlock()
+	if said := faultyPacket(d); said || d == nil && !quiet {
+		s.out.blame(c.guardConn, cause, said)
+	}
 	s.out.lost(c.guardConn)
 	s.in.lost(c.guardConn)
 	s.wake()
@@ -257,18 +269,25 @@ func (s *session) down(d *packets.Disconnect) {
 		return
 	}
 	s.log.Warn("connection lost", "broker", c.broker, "after", up.Round(time.Millisecond), "err", cause)
-	flapping := s.backoff.lost(up)
+	flapping := s.backoff.lost(up, d == nil && closedByPeer(c.failure()))
 	switch {
 	case d != nil && d.ReasonCode == packets.DisconnectSessionTakenOver:
 		s.backoff.takenOver()
 		s.count.takeover[metric.TakeoverReported].Inc()
 		s.log.Error("another client with the same client id took the session over", "client_id", s.set.ClientID,
 			"hint", "give each instance its own client_id")
-	case d == nil && flapping:
+	case flapping:
 		s.count.takeover[metric.TakeoverInferred].Inc()
 		s.log.Error("connections end right after they were accepted: another client may use the same client id",
 			"client_id", s.set.ClientID, "hint", "give each instance its own client_id, or look at the broker's log")
 	}
+}
+
+// closedByPeer reports whether a connection ended by the peer's close, as against a
+// failure of the network.
+func closedByPeer(err error) bool {
+	_, websocketClosed := errors.AsType[*websocket.CloseError](err)
+	return websocketClosed || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // lossCause says why the connection ended.

@@ -91,6 +91,7 @@ type outbound struct {
 	log     *slog.Logger
 	count   *counters
 	durable bool // open publishes survive a lost connection
+	qos2    bool // some sender may publish with QoS 2
 	// wake asks for deliver to be called from a goroutine that holds no locks.
 	wake func()
 	// timer fires when expire should be called.
@@ -125,6 +126,12 @@ type outbound struct {
 	// struck holds the ids of messages that timed out once and were handed back; a
 	// second time on a fresh connection is charged (B3).
 	struck map[string]struct{}
+
+	// swept is set once the broker has let go of the QoS 2 identifiers that an
+	// earlier process may have left with it; sweeping while that is under way.
+	swept, sweeping bool
+
+	suspect string // id of the message that the last connection was closed over, see blame
 
 	warnedQoS, warnedRetain bool
 
@@ -217,8 +224,12 @@ func (o *outbound) rules(from *sender, e *gobridge.Envelope) (qos uint8, retain 
 // encode prepares o.pub and o.props for the message, without its packet
 // identifier, and checks the size of the packet.
 func (o *outbound) encode(m *gobridge.Outbound, qos uint8, retain bool) error {
+	var now time.Time
+	if !m.Envelope.ExpiresAt.IsZero() {
+		now = time.Now()
+	}
 	var err error
-	if o.props, err = fillPublish(&o.pub, o.props[:0], m.Envelope, m.Address, time.Now()); err != nil {
+	if o.props, err = fillPublish(&o.pub, o.props[:0], m.Envelope, m.Address, now); err != nil {
 		return err
 	}
 	o.pub.QoS, o.pub.Retain = qos, retain
@@ -334,6 +345,11 @@ func (o *outbound) ack(c *guardConn, a wire.Ack) {
 			c.append(func(dst []byte) []byte {
 				return wire.AppendAck(dst, wire.PUBREL, a.ID, wire.ReasonPacketIDNotFound)
 			})
+		}
+	case o.sweeping:
+		if a.Type == wire.PUBCOMP && a.ID == maxOpen {
+			o.swept, o.sweeping = true, false
+			o.becomeOpen = true
 		}
 	case s == nil || s.sentAt == 0: // late, or for a publish not sent again yet
 	case a.Type == wire.PUBACK && s.qos == 1, a.Type == wire.PUBREC && a.Reason >= reasonFailure && s.state == slotSent:

@@ -2,6 +2,7 @@ package mqtt
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -433,5 +434,44 @@ func TestLargeBacklogIsSentAgainInOrder(t *testing.T) {
 	}
 	if last != n-1 {
 		t.Errorf("last message %d, want %d", last, n-1)
+	}
+}
+
+// QoS 0 is done when its bytes have left: what has not when the link is cut is
+// handed back.
+func TestQoS0ThatDidNotLeaveIsHandedBack(t *testing.T) {
+	const n = 400
+	fb := bridgetest.NewFakeBroker(t)
+	proxy := bridgetest.NewProxy(t, fb.Addr())
+	r := startSession(t, testUse(proxy.URL(), gobridge.ModePersistent, nil, preserveQoS))
+	t.Cleanup(fb.CutAll)
+	fb.Accept().Handshake(nil)
+	r.awaitAvailable(t)
+	proxy.Stall(true)
+	o := newOutcomes()
+	for i := range n {
+		m := o.message(fmt.Sprint(i), 0)
+		m.Envelope.Headers = []gobridge.Property{{Name: "fill", Value: strings.Repeat("x", 60_000)}}
+		if err := r.Sender("out").Send(m); err != nil {
+			t.Fatal(err)
+		}
+		r.Sender("out").Flush()
+	}
+	left := len(o.wait(t, 1))
+	if left == n {
+		t.Fatal("a stalled link took everything: the test shows nothing")
+	}
+	proxy.Stall(false)
+	proxy.Cut()
+	for i, p := range o.wait(t, n) {
+		if p != fmt.Sprint(i) {
+			t.Fatalf("outcome %d is that of %s", i, p)
+		}
+	}
+	if err := o.err("0"); err != nil {
+		t.Errorf("first message: %v", err)
+	}
+	if err := o.err(fmt.Sprint(n - 1)); !errors.Is(err, gobridge.ErrConnectionLost) {
+		t.Errorf("last message: %v, want a lost connection", err)
 	}
 }

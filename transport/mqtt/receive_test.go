@@ -251,7 +251,7 @@ func TestPoisonIsAcknowledgedAndDropped(t *testing.T) {
 	}
 	large := publish(2, 1, strings.Repeat("x", 1025))
 	metadata := publish(3, 1, "m")
-	metadata.Properties.User = []packets.User{{Key: strings.Repeat("k", 60_000), Value: strings.Repeat("v", 60_000)}, {Key: strings.Repeat("k", 20_000)}}
+	metadata.Properties.User = []packets.User{{Key: strings.Repeat("k", 60_000), Value: strings.Repeat("v", 60_000)}, {Key: strings.Repeat("k", 11_100)}}
 	many, tooMany, enough := publish(4, 2, "129"), publish(5, 1, "500"), publish(6, 1, "128")
 	many.Properties, tooMany.Properties, enough.Properties = users(129), users(500), users(128)
 

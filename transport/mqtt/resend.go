@@ -22,25 +22,54 @@ func (o *outbound) connected(c *guardConn, limits serverLimits, present bool) {
 	if o.closed {
 		return
 	}
-	limits.receiveMaximum = min(limits.receiveMaximum, maxPublishID)
+	limits.receiveMaximum = min(limits.receiveMaximum, maxOpen)
 	o.c, o.limits = c, limits
 	o.conn.Store(c)
 	o.flushedTo, o.appended = 0, 0
 	now := monotonic()
 	o.progress = now
-	if present {
+	switch {
+	case present && o.qos2 && !o.swept:
+		o.sweep()
+	case present:
 		o.resend(now)
-	} else {
+		o.becomeOpen = true
+	default:
 		o.handBack(gobridge.ErrConnectionLost)
+		o.swept, o.becomeOpen = true, true
 	}
-	o.becomeOpen = true
 	o.arm(now)
+}
+
+// maxOpen bounds the publishes that are open at once, and with them the packet
+// identifiers in use: identifiers are taken from the lowest up.
+const maxOpen = 4096
+
+// sweep makes the broker let go of every QoS 2 publish that an earlier process
+// left between PUBREC and PUBREL. Without it a new message under such an
+// identifier would be taken for a repetition of the old one and thrown away
+// [MQTT-4.3.3-10]. What the broker held is delivered now; the source delivers it
+// again, as after any crash. Nothing is published before the last PUBCOMP;
+// unknown identifiers are answered with 0x92, which is no fault. Called with mu
+// held.
+func (o *outbound) sweep() {
+	o.sweeping = true
+	o.available.Store(&gobridge.Error{
+		Code: gobridge.CodeUnavailable, Class: gobridge.ClassTransient, Outage: true,
+		Op: "waiting for the broker to release the packet identifiers of an earlier process",
+	})
+	o.c.append(func(dst []byte) []byte {
+		for id := range maxOpen {
+			dst = wire.AppendAck(dst, wire.PUBREL, uint16(id+1), wire.ReasonSuccess)
+		}
+		return dst
+	})
 }
 
 // resend puts the open publishes in front of what waits. Called with mu held.
 func (o *outbound) resend(now int64) {
 	o.inflight = 0
-	var again []queued
+	var released, again []queued
 	for i := range o.slots {
 		s, id := &o.slots[i], uint16(i+1)
 		switch {
@@ -52,11 +81,17 @@ func (o *outbound) resend(now int64) {
 			*s = slot{}
 			o.free = append(o.free, id)
 		case s.m == nil || s.state == slotReleased:
-			o.forget(id, now)
+			released = append(released, queued{seq: s.seq, id: id})
 		default:
 			s.sentAt = 0
 			again = append(again, queued{m: s.m, from: s.from, seq: s.seq, at: s.queuedAt, id: id, struck: s.struck})
 		}
+	}
+	// The broker passes a QoS 2 message on when its PUBREL comes: in order
+	// [MQTT-4.6.0-4].
+	slices.SortFunc(released, bySeq)
+	for _, q := range released {
+		o.forget(q.id, now)
 	}
 	slices.SortFunc(again, bySeq)
 	if n := len(again); n > 0 {
@@ -108,7 +143,7 @@ func (o *outbound) lost(c *guardConn) {
 	if c != o.c {
 		return
 	}
-	o.c, o.ready, o.becomeOpen = nil, false, false
+	o.c, o.ready, o.becomeOpen, o.sweeping = nil, false, false, false
 	o.conn.Store(nil)
 	if !o.closed {
 		o.available.Store(gobridge.ErrNotConnected)

@@ -215,9 +215,14 @@ func (r *running) receive(t *testing.T) (to *route, stop func()) {
 
 func (r *running) receiveInto(t *testing.T, to *route) (stop func()) {
 	t.Helper()
+	return r.receiveEmit(t, to.emit)
+}
+
+func (r *running) receiveEmit(t *testing.T, emit gobridge.Emit) (stop func()) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- r.Receiver().Run(ctx, to.emit) }()
+	go func() { done <- r.Receiver().Run(ctx, emit) }()
 	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {

@@ -216,10 +216,15 @@ func (in *inbound) Run(ctx context.Context, emit gobridge.Emit) error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.emit = nil
+	in.awaitIdle()
+	return nil
+}
+
+// awaitIdle waits for the call of emit that is under way. Called with mu held.
+func (in *inbound) awaitIdle() {
 	for in.pumping {
 		in.idle.Wait()
 	}
-	return nil
 }
 
 // Resume offers again what the route had no room for. Part of gobridge.Receiver.
@@ -314,6 +319,8 @@ func (in *inbound) purge() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.timer.Stop()
+	in.emit = nil
+	in.awaitIdle()
 	in.count.stalePurged.Add(uint64(in.waiting()))
 	in.queue, in.offer, in.unmatched = fifo[*delivery]{}, fifo[*delivery]{}, fifo[*delivery]{}
 	in.offered, in.zeros, in.bytes = 0, 0, 0

@@ -123,6 +123,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 	s.out = newOutbound(s.durable, s.log, s.count, s.wake)
 	for _, spec := range use.Senders {
 		o := senderSettings(spec)
+		s.out.qos2 = s.out.qos2 || o.QoS == "2" || o.QoS == Preserve
 		s.senders[spec.ID] = &sender{
 			out: s.out, qos: o.QoS, retain: o.Retain, timeout: o.Timeout, throttle: *o.ThrottleRetryAfter,
 		}

@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// samples are the values of /metrics by series: name{labels}.
+type samples map[string]float64
+
+// metrics reads /metrics. It ends the test when it cannot.
+func (b *bridge) metrics() samples {
+	b.t.Helper()
+	status, body := b.get("/metrics")
+	if status != http.StatusOK {
+		b.t.Fatalf("/metrics answers %d %s", status, body)
+	}
+	s := make(samples)
+	for line := range strings.Lines(body) {
+		line = strings.TrimSpace(line)
+		i := strings.LastIndexByte(line, ' ')
+		if i < 0 || line[0] == '#' {
+			continue
+		}
+		value, err := strconv.ParseFloat(line[i+1:], 64)
+		if err != nil {
+			b.t.Fatalf("/metrics: %q: %v", line, err)
+		}
+		s[line[:i]] = value
+	}
+	return s
+}
+
+// sum adds the series of a metric that have all the labels, each written
+// name="value". A metric without such a series is 0.
+func (s samples) sum(name string, labels ...string) float64 {
+	total := 0.0
+series:
+	for series, value := range s {
+		got, rest, _ := strings.Cut(series, "{")
+		if got != name {
+			continue
+		}
+		for _, l := range labels {
+			if !strings.Contains(rest, l) {
+				continue series
+			}
+		}
+		total += value
+	}
+	return total
+}
+
+// counter waits for nothing and returns one counter of the catalogue, given without
+// gobridge_ and _total.
+func (b *bridge) counter(name string, labels ...string) float64 {
+	b.t.Helper()
+	return b.metrics().sum("gobridge_"+name+"_total", labels...)
+}
+
+// expectCounter waits until a counter has a value and then still has it.
+func (b *bridge) expectCounter(want float64, name string, labels ...string) {
+	b.t.Helper()
+	var got float64
+	if !within(patience, func() bool { got = b.counter(name, labels...); return got >= want }) || got != want {
+		b.t.Errorf("%s%v = %v, want %v", name, labels, got, want)
+	}
+}
+
+// quietLosses fails the test when a counter of lost, dead-lettered or refused
+// messages is not zero.
+func (b *bridge) quietLosses() {
+	b.t.Helper()
+	s := b.metrics()
+	for _, name := range []string{
+		"messages_dropped", "messages_expired", "dlq_entries", "dlq_write_failures", "mqtt_router_dropped", "mqtt_router_overflow_dropped",
+		"mqtt_router_unmatched_dropped", "mqtt_ingress_poison_dropped", "mqtt_receiver_emit_rejected",
+	} {
+		if n := s.sum("gobridge_" + name + "_total"); n != 0 {
+			b.t.Errorf("%s = %v, want 0", name, n)
+		}
+	}
+}
+
+// conserved checks the law of conservation of each route: every message that was
+// admitted has one outcome for each binding, or is in flight.
+func (b *bridge) conserved() {
+	b.t.Helper()
+	b.settled()
+	s, h := b.metrics(), b.health()
+	for _, r := range h.Routes {
+		label := `route_id="` + r.ID + `"`
+		bindings := make(map[string]bool)
+		for series := range s {
+			if name, labels, _ := strings.Cut(series, "{"); name == "gobridge_messages_sent_total" && strings.Contains(labels, label) {
+				bindings[series] = true
+			}
+		}
+		if len(bindings) == 0 {
+			b.t.Errorf("route %s has no series of messages_sent", r.ID)
+			continue
+		}
+		received := s.sum("gobridge_messages_received_total", label) * float64(len(bindings))
+		outcomes := s.sum("gobridge_messages_in_flight", label)
+		for _, name := range []string{
+			"messages_sent", "messages_dropped", "messages_filtered", "messages_expired", "dlq_entries", "outbox_duplicate_suppressed", "messages_returned",
+		} {
+			outcomes += s.sum("gobridge_"+name+"_total", label)
+		}
+		if received != outcomes {
+			b.t.Errorf("route %s: received x bindings = %v, outcomes and in flight = %v", r.ID, received, outcomes)
+		}
+	}
+}
