@@ -30,6 +30,9 @@ type OutboxRecord struct {
 	// payload (F3).
 	Duplicate bool
 	Conflict  bool
+	// Ref is the engine's own mark; a store keeps it with the record it was given and
+	// never writes it.
+	Ref any
 }
 
 // OutboxDone receives the outcome of an asynchronous call of an Outbox, on the
@@ -54,7 +57,7 @@ type Outbox interface {
 	// Complete ends records. Their payload goes, their key stays for the retention as
 	// evidence against duplicates.
 	Complete(records []*OutboxRecord, done OutboxDone)
-	// Charge stores ReplayCount and FirstAttemptAt of the records.
+	// Charge stores ReplayCount and FirstAttemptAt of the records. done may be nil.
 	Charge(records []*OutboxRecord, done OutboxDone)
 	// Pending returns records of a partition that are not completed, with a Seq above
 	// after, oldest first, at most limit and, after the first, at most maxBytes of

@@ -179,3 +179,13 @@ func (p Problem) String() string {
 	}
 	return s
 }
+
+// UsesOutbox reports whether a route of the spec needs an outbox.
+func (s *Spec) UsesOutbox() bool {
+	for i := range s.Routes {
+		if s.Routes[i].DeliveryMode == SharedOutbox {
+			return true
+		}
+	}
+	return false
+}

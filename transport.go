@@ -193,8 +193,10 @@ type Env struct {
 // complete one; an embedder may build a smaller one.
 type Kinds struct {
 	Transports []*Transport
+	Outboxes   []*OutboxKind
 	DLQs       []*DLQKind
 	Ledgers    []*LedgerKind
+	Histories  []*HistoryKind
 }
 
 // Transport returns the transport of that name, nil when there is none.

@@ -68,7 +68,9 @@ func (r *route) abandonPhysical(lost func(ref uint32) bool) {
 func (r *route) abandon(ref uint32) {
 	l, w := &r.legs[ref], r.workOf(ref)
 	l.state = legDone
-	r.bindingOf(ref).m.returned.Inc()
+	if r.outbox == nil { // a record is where it was
+		r.bindingOf(ref).m.returned.Inc()
+	}
 	w.open--
 	w.abandoned = true
 	if w.open == 0 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,14 +27,15 @@ type Options struct {
 
 // Engine runs one bridge. It is single-use: Run is called once.
 type Engine struct {
-	spec    *gobridge.Spec
-	kinds   *gobridge.Kinds
-	log     *slog.Logger
-	metrics *metric.Registry
-	slots   []*slot
-	routes  []*route
-	dlq     gobridge.DLQ
-	ledger  gobridge.Ledger
+	spec      *gobridge.Spec
+	kinds     *gobridge.Kinds
+	log       *slog.Logger
+	metrics   *metric.Registry
+	slots     []*slot
+	pipelines []*pipeline
+	dlq       gobridge.DLQ
+	ledger    gobridge.Ledger
+	outbox    gobridge.Outbox
 
 	mu       sync.Mutex
 	running  bool
@@ -115,6 +117,15 @@ func (e *Engine) openStores() error {
 			})
 		}
 	}
+	for _, k := range e.kinds.Outboxes {
+		if k.Name == e.spec.Stores.Outbox.Type && e.spec.UsesOutbox() {
+			outbox, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.Outbox, env)
+			if err != nil {
+				return fmt.Errorf("open outbox: %w", err)
+			}
+			e.outbox = outbox
+		}
+	}
 	for _, k := range e.kinds.Ledgers {
 		if k.Name == e.spec.Stores.ReplayLedger.Type {
 			ledger, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.ReplayLedger, env)
@@ -129,6 +140,9 @@ func (e *Engine) openStores() error {
 
 func (e *Engine) closeStores() error {
 	var errs []error
+	if e.outbox != nil {
+		errs = append(errs, e.outbox.Close())
+	}
 	if e.dlq != nil {
 		errs = append(errs, e.dlq.Close())
 	}
@@ -186,31 +200,36 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 			hold: spec.Policy.OnUnavailable != gobridge.UnavailableFail,
 		}
 	}
-	r := newRoute(spec, bindings, e.dlq, e.ledger, newRouteMetrics(e.metrics, spec.ID), e.log)
-	e.metrics.GaugeFunc(metric.MessagesInFlight, func() float64 {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		open := 0
-		for i := range r.works {
-			if r.works[i].d != nil {
-				open += r.works[i].open
-			}
+	p := &pipeline{spec: spec}
+	m := newRouteMetrics(e.metrics, spec.ID)
+	if spec.DeliveryMode == gobridge.SharedOutbox {
+		for _, b := range bindings {
+			part := newPartition(b.id, b.template, e.outbox, e.metrics, spec.ID, e.log)
+			r := newRoute(spec, []*binding{b}, e.dlq, e.ledger, m, e.log)
+			r.outbox, r.receiver = e.outbox, part
+			p.partitions, p.routes = append(p.partitions, part), append(p.routes, r)
 		}
-		return float64(open)
-	}, spec.ID)
-	e.routes = append(e.routes, r)
+		p.intake = newIntake(spec, e.outbox, p.partitions, e.metrics, e.log)
+	} else {
+		p.routes = []*route{newRoute(spec, bindings, e.dlq, e.ledger, m, e.log)}
+	}
+	e.metrics.GaugeFunc(metric.MessagesInFlight, func() float64 { return float64(p.inFlight()) }, spec.ID)
+	e.pipelines = append(e.pipelines, p)
 
 	for i := range e.spec.Receivers {
 		if rs := &e.spec.Receivers[i]; rs.ID == spec.ReceiverID {
 			sl := slots[rs.SessionID]
-			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, r
+			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, p
 		}
 	}
-	for i, b := range bindings {
-		for j := range e.spec.Senders {
-			if ss := &e.spec.Senders[j]; ss.ID == spec.Bindings[i].SenderID {
-				sl := slots[ss.SessionID]
-				sl.users = append(sl.users, user{r, b, ss.ID})
+	for _, r := range p.routes {
+		for _, b := range r.bindings {
+			senderID := spec.Bindings[slices.Index(bindings, b)].SenderID
+			for j := range e.spec.Senders {
+				if ss := &e.spec.Senders[j]; ss.ID == senderID {
+					sl := slots[ss.SessionID]
+					sl.users = append(sl.users, user{r, b, ss.ID})
+				}
 			}
 		}
 	}
@@ -234,8 +253,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	sessions, helpers := sync.WaitGroup{}, sync.WaitGroup{}
-	for _, r := range e.routes {
-		helpers.Go(func() { r.keep(work) })
+	for _, p := range e.pipelines {
+		helpers.Go(func() { p.run(work, ctx) })
 	}
 	for _, s := range e.slots {
 		s.mu.Lock()
@@ -243,7 +262,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		s.mu.Unlock()
 		sessions.Go(func() { s.run(work, ctx, session) })
 	}
-	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.routes), "sessions", len(e.slots))
+	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.pipelines), "sessions", len(e.slots))
 
 	<-ctx.Done()
 	stopAt := time.Now().Add(e.spec.Bridge.ShutdownTimeout)
@@ -258,9 +277,6 @@ func (e *Engine) Run(ctx context.Context) error {
 	go func() { // ends with the sessions, whose Run honours its context
 		sessions.Wait()
 		helpers.Wait()
-		for _, r := range e.routes {
-			r.helpers.Wait()
-		}
 		close(stopped)
 	}()
 	select {
@@ -281,15 +297,15 @@ func (e *Engine) drain(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(ctx, e.spec.Bridge.DrainTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
-	counts := make([]int, len(e.routes))
-	for i, r := range e.routes {
-		wg.Go(func() { counts[i] = r.drain(ctx) })
+	counts := make([]int, len(e.pipelines))
+	for i, p := range e.pipelines {
+		wg.Go(func() { counts[i] = p.drain(ctx) })
 	}
 	wg.Wait()
 	left := 0
 	for i, n := range counts {
 		if n > 0 {
-			e.log.Warn("deliveries left with their source", "route_id", e.routes[i].id, "count", n)
+			e.log.Warn("deliveries left with their source", "route_id", e.pipelines[i].spec.ID, "count", n)
 		}
 		left += n
 	}

@@ -35,9 +35,9 @@ func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
 		}
 	}
 	if level == gobridge.LevelFull {
-		for _, r := range e.routes {
-			for _, why := range r.health(time.Now()).Reasons {
-				reasons = append(reasons, gobridge.Reason{RouteID: r.id, Reason: why})
+		for _, p := range e.pipelines {
+			for _, why := range p.health(time.Now()).Reasons {
+				reasons = append(reasons, gobridge.Reason{RouteID: p.spec.ID, Reason: why})
 			}
 		}
 	}
@@ -81,8 +81,8 @@ func (e *Engine) Health() gobridge.BridgeHealth {
 		working = working || sh.Connected
 		h.Sessions = append(h.Sessions, sh.Status(s.use.Session.ID))
 	}
-	for _, r := range e.routes {
-		h.Routes = append(h.Routes, r.health(now))
+	for _, p := range e.pipelines {
+		h.Routes = append(h.Routes, p.health(now))
 	}
 	switch {
 	case h.Ready:
@@ -98,38 +98,32 @@ func (e *Engine) Health() gobridge.BridgeHealth {
 // Topology is the graph of the bridge.
 func (e *Engine) Topology() gobridge.Topology { return e.spec.Topology(e.kinds) }
 
-// health says how the route is doing.
-func (r *route) health(now time.Time) gobridge.RouteHealth {
+// health says how the route is doing: how many deliveries it works on, the age of
+// the oldest, its latest error and why it is not ready.
+func (r *route) health(now time.Time) (inFlight int, oldest time.Duration, lastErr string, reasons []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := gobridge.RouteHealth{ID: r.id, DeliveryMode: r.spec.DeliveryMode, InFlight: r.inFlight(), Reasons: []string{}}
-	var oldest time.Duration
 	for i := range r.works {
 		if d := r.works[i].d; d != nil {
 			oldest = max(oldest, now.Sub(d.ReceivedAt))
 		}
 	}
-	h.OldestUnsettledAgeMS = oldest.Milliseconds()
 	if r.draining {
-		h.Reasons = append(h.Reasons, "stopping")
+		reasons = append(reasons, "stopping")
 	}
 	for _, b := range r.bindings {
 		if b.lastErr != "" {
-			h.LastError = b.lastErr
+			lastErr = b.lastErr
 		}
 		if err := b.sender.Available(); err != nil {
-			h.Reasons = append(h.Reasons, fmt.Sprintf("binding %s: %v", b.id, err))
+			reasons = append(reasons, fmt.Sprintf("binding %s: %v", b.id, err))
 		} else if len(b.held) > 0 {
-			h.Reasons = append(h.Reasons, fmt.Sprintf("binding %s: %d messages held: %s", b.id, len(b.held), b.lastErr))
+			reasons = append(reasons, fmt.Sprintf("binding %s: %d messages held: %s", b.id, len(b.held), b.lastErr))
 		}
 	}
 	if r.storeErr != "" {
-		h.LastError = r.storeErr
-		h.Reasons = append(h.Reasons, r.storeErr)
+		lastErr = r.storeErr
+		reasons = append(reasons, r.storeErr)
 	}
-	if stall := 2 * r.spec.Policy.SendTimeout; oldest > stall {
-		h.Reasons = append(h.Reasons, fmt.Sprintf("stalled: the oldest delivery has waited %s", oldest.Round(time.Second)))
-	}
-	h.Ready = len(h.Reasons) == 0
-	return h
+	return r.inFlight(), oldest, lastErr, reasons
 }

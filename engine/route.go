@@ -65,6 +65,7 @@ type route struct {
 	bindings []*binding
 	dlq      gobridge.DLQ // nil: none
 	ledger   gobridge.Ledger
+	outbox   gobridge.Outbox // the deliveries are records of it; nil: they come from a source
 
 	wake    chan struct{} // to the keeper, capacity 1
 	helpers sync.WaitGroup
@@ -149,7 +150,9 @@ func (r *route) admit(d *gobridge.Delivery, now time.Time) {
 	r.seq++
 	w := &r.works[slot]
 	*w = work{d: d, seq: r.seq, open: len(r.bindings), deadline: r.deadline(&d.Envelope)}
-	r.m.received.Inc()
+	if d.Record == nil {
+		r.m.received.Inc()
+	}
 	env := &d.Envelope
 	for i, b := range r.bindings {
 		ref := slot*uint32(len(r.bindings)) + uint32(i)
@@ -157,12 +160,16 @@ func (r *route) admit(d *gobridge.Delivery, now time.Time) {
 		out := l.out
 		*l = leg{out: out, first: now}
 		l.out.Envelope, l.out.Address, l.out.Slot = env, "", 0
-		addr, err := b.template.Render(env)
-		if err != nil {
-			r.failed(ref, err, now)
-			continue
+		if d.Record != nil && d.Record.Address != "" {
+			l.out.Address = d.Record.Address
+		} else {
+			addr, err := b.template.Render(env)
+			if err != nil {
+				r.failed(ref, err, now)
+				continue
+			}
+			l.out.Address = addr
 		}
-		l.out.Address = addr
 		switch {
 		case env.Hops >= r.spec.Policy.MaxHops:
 			r.failed(ref, &gobridge.Error{
@@ -188,6 +195,10 @@ func (r *route) deadline(e *gobridge.Envelope) time.Time {
 	}
 	return at
 }
+
+// sheddable reports whether nothing but this process has the message and nobody
+// was promised anything.
+func (w *work) sheddable() bool { return w.d.Envelope.QoS == 0 && !w.d.Redeliverable }
 
 func (w *work) expired(now time.Time) bool { return !w.deadline.IsZero() && !now.Before(w.deadline) }
 
