@@ -59,7 +59,7 @@ func (b *bridge) counter(name string, labels ...string) float64 {
 	return b.metrics().sum("gobridge_"+name+"_total", labels...)
 }
 
-// expectCounter waits until a counter has a value and then still has it.
+// expectCounter waits until a counter has reached a value and expects exactly that.
 func (b *bridge) expectCounter(want float64, name string, labels ...string) {
 	b.t.Helper()
 	var got float64

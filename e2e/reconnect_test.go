@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -135,6 +136,12 @@ func TestSharedClientIDBacksOff(t *testing.T) {
 		loser = second
 	}
 	reason, _ := loser.waitNotReady("source", 5*time.Second)
+	if !strings.Contains(reason, "client id") {
+		t.Errorf("the reason of the one that waits is %q, and does not tell of the client id", reason)
+	}
+	if len(loser.logged("level=ERROR", "client_id="+sourceID)) == 0 {
+		t.Errorf("no error line names the client id:\n%s", loser.Stderr())
+	}
 	quiet := time.NewTimer(wait)
 	defer quiet.Stop()
 	<-quiet.C // the bridge is to do nothing, or little, for so long

@@ -220,7 +220,7 @@ func limitsOf(ca *packets.Connack) serverLimits {
 		l.retain = *p.RetainAvailable == 1
 	}
 	if p.MaximumPacketSize != nil {
-		l.maximumPacket = int(*p.MaximumPacketSize)
+		l.maximumPacket = int(min(*p.MaximumPacketSize, 1<<31-1)) // no packet is larger
 	}
 	return l
 }
@@ -276,11 +276,20 @@ func (s *session) down(d *packets.Disconnect) {
 		s.count.takeover[metric.TakeoverReported].Inc()
 		s.log.Error("another client with the same client id took the session over", "client_id", s.set.ClientID,
 			"hint", "give each instance its own client_id")
+		s.tell("client id " + s.set.ClientID + " is in use elsewhere: waiting before the next try")
 	case flapping:
 		s.count.takeover[metric.TakeoverInferred].Inc()
 		s.log.Error("connections end right after they were accepted: another client may use the same client id",
 			"client_id", s.set.ClientID, "hint", "give each instance its own client_id, or look at the broker's log")
+		s.tell("client id " + s.set.ClientID + " may be in use elsewhere: waiting before the next try")
 	}
+}
+
+// tell sets what health says is wrong.
+func (s *session) tell(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastError = what
 }
 
 // closedByPeer reports whether a connection ended by the peer's close, as against a

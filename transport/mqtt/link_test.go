@@ -106,6 +106,7 @@ func TestStopWritesAcknowledgementsThenDisconnects(t *testing.T) {
 }
 
 func TestStopDoesNotWaitForABrokerThatHangs(t *testing.T) {
+	t.Parallel()
 	r, _, c := receiving(t, gobridge.ModePersistent)
 	began := time.Now()
 	r.stop()
@@ -124,6 +125,7 @@ func TestStopWhileConnecting(t *testing.T) {
 }
 
 func TestRefusedConnectIsRetriedSlowlyAndTold(t *testing.T) {
+	t.Parallel()
 	fb := bridgetest.NewFakeBroker(t)
 	r := startSession(t, testUse(fb.URL(), gobridge.ModePersistent, nil))
 	c := fb.Accept()
@@ -159,6 +161,7 @@ func TestUnreachableBrokerIsRetried(t *testing.T) {
 }
 
 func TestConnectTimeoutCoversTheWholeConnect(t *testing.T) {
+	t.Parallel()
 	fb := bridgetest.NewFakeBroker(t)
 	r := startSession(t, testUse(fb.URL(), gobridge.ModePersistent, nil, func(s *SessionSettings, _ *SenderSettings) {
 		s.ConnectTimeout = 150 * time.Millisecond
@@ -183,6 +186,7 @@ func TestConnectTimeoutCoversTheWholeConnect(t *testing.T) {
 
 // A broker that accepts and closes at once must not be hammered (D9).
 func TestConnectionsThatEndAtOnceAreBackedOff(t *testing.T) {
+	t.Parallel()
 	fb := bridgetest.NewFakeBroker(t)
 	fb.Auto(bridgetest.AutoConfig{Connack: func(c *bridgetest.FakeConn, _ *packets.Connect, _ *packets.Connack) {
 		time.AfterFunc(5*time.Millisecond, c.Close)
@@ -201,6 +205,7 @@ func TestConnectionsThatEndAtOnceAreBackedOff(t *testing.T) {
 }
 
 func TestReportedTakeoverIsCountedAndBackedOff(t *testing.T) {
+	t.Parallel()
 	r, fb, c := sendOnly(t, gobridge.ModePersistent, nil, func(s *SessionSettings, _ *SenderSettings) {
 		s.ReconnectMaxDelay = 400 * time.Millisecond
 	})
@@ -250,6 +255,7 @@ func keepAlive(n gobridge.Seconds) func(*SessionSettings, *SenderSettings) {
 }
 
 func TestSilentBrokerIsGivenUpWithinOneAndAHalfKeepAlives(t *testing.T) {
+	t.Parallel()
 	r, _, c := sendOnly(t, gobridge.ModePersistent, nil, keepAlive(1))
 	c.WithholdPings(true)
 	began := time.Now()
@@ -261,6 +267,7 @@ func TestSilentBrokerIsGivenUpWithinOneAndAHalfKeepAlives(t *testing.T) {
 }
 
 func TestIdleConnectionStaysUp(t *testing.T) {
+	t.Parallel()
 	r, fb, _ := sendOnly(t, gobridge.ModePersistent, nil, keepAlive(1))
 	time.Sleep(3500 * time.Millisecond)
 	pings := 0
@@ -279,6 +286,7 @@ func TestIdleConnectionStaysUp(t *testing.T) {
 
 // The route does not take anything: the reader still sees PINGRESP (C40).
 func TestStalledRouteDoesNotEndTheConnection(t *testing.T) {
+	t.Parallel()
 	r, fb, c := receiving(t, gobridge.ModePersistent, keepAlive(1))
 	to := newRoute()
 	to.room = 0
@@ -304,6 +312,7 @@ func TestStalledRouteDoesNotEndTheConnection(t *testing.T) {
 }
 
 func TestServerKeepAliveIsHonoured(t *testing.T) {
+	t.Parallel()
 	_, _, c := sendOnly(t, gobridge.ModePersistent, &packets.Connack{Properties: &packets.Properties{ServerKeepAlive: new(uint16(1))}}, keepAlive(60))
 	c.WithholdPings(true)
 	began := time.Now()

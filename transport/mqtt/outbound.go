@@ -504,19 +504,6 @@ func (o *outbound) report(batch []outcome) {
 	clear(o.flushing)
 }
 
-// open counts the messages taken and not reported.
-func (o *outbound) open() int {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	n := o.queue.len() + o.zero.len() + len(o.done)
-	for i := range o.slots {
-		if o.slots[i].m != nil && o.slots[i].sentAt != 0 {
-			n++
-		}
-	}
-	return n
-}
-
 // bytesOf returns the bytes of s without copying them: to be read only.
 func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 

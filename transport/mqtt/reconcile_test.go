@@ -188,12 +188,12 @@ func TestSubscribeWithoutAnAnswerIsAskedAgain(t *testing.T) {
 func TestBacklogArrivesBeforeTheSuback(t *testing.T) {
 	r, _, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/#"), present())
 	to, _ := r.receive(t)
+	sub := c.ExpectSubscribe()
 	c.Send(again(publish(1, 1, "a")), publish(2, 1, "b"))
 	for _, d := range to.wait(t, 2) {
 		d.Ack()
 	}
 	r.Receiver().Flush()
-	sub := c.ExpectSubscribe()
 	expectPuback(t, c, 1, 2)
 	c.Grant(sub)
 	r.awaitReady(t)

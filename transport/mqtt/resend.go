@@ -159,6 +159,14 @@ func (o *outbound) lost(c *guardConn) {
 			o.finish(z.m, gobridge.ErrConnectionLost)
 		}
 	}
+	o.queue.filter(func(q queued) bool {
+		if q.id != 0 || q.from.qos.Of(q.m.Envelope.QoS) > 0 {
+			return true
+		}
+		o.strike(q.m, q.struck)
+		o.finish(q.m, gobridge.ErrConnectionLost)
+		return false
+	})
 }
 
 // close refuses further messages; end hands back what is open.

@@ -133,6 +133,7 @@ func smallBudget(r *running) {
 // A broker that ignores the receive maximum is served as long as the byte budget
 // has room; then the reader pauses, which is no dead connection (V1).
 func TestReaderPausesWhenTheByteBudgetIsSpent(t *testing.T) {
+	t.Parallel()
 	r, fb, c := receiving(t, gobridge.ModePersistent, window(2), func(s *SessionSettings, _ *SenderSettings) {
 		s.KeepAlive = new(gobridge.Seconds(1))
 	})
