@@ -57,7 +57,7 @@ type Outbox interface {
 	// Complete ends records. Their payload goes, their key stays for the retention as
 	// evidence against duplicates.
 	Complete(records []*OutboxRecord, done OutboxDone)
-	// Charge stores ReplayCount and FirstAttemptAt of the records. done may be nil.
+	// Charge stores ReplayCount and FirstAttemptAt of the records.
 	Charge(records []*OutboxRecord, done OutboxDone)
 	// Pending returns records of a partition that are not completed, with a Seq above
 	// after, oldest first, at most limit and, after the first, at most maxBytes of

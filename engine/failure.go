@@ -79,7 +79,7 @@ func (r *route) chargeRecord(ref uint32, e *gobridge.Error, now time.Time) {
 		rec.FirstAttemptAt = now
 	}
 	c := *rec // the store reads it later
-	r.outbox.Charge([]*gobridge.OutboxRecord{&c}, nil)
+	r.outbox.Charge([]*gobridge.OutboxRecord{&c}, unheard{})
 	if rec.ReplayCount > r.spec.Policy.MaxReplayAttempts && now.Sub(rec.FirstAttemptAt) >= r.spec.Policy.ReplayBudget {
 		l.lastErr = &gobridge.Error{
 			Code: gobridge.CodePoisonMessage, Class: gobridge.ClassPermanent,
@@ -90,6 +90,12 @@ func (r *route) chargeRecord(ref uint32, e *gobridge.Error, now time.Time) {
 	}
 	r.waitFor(ref, now.Add(max(r.backoff(rec.ReplayCount), e.RetryAfter)))
 }
+
+// unheard ignores the outcome of a charge: the count in memory stands, and a crash
+// before it was written gives the message one attempt more.
+type unheard struct{}
+
+func (unheard) OutboxDone([]*gobridge.OutboxRecord, error) {}
 
 // exhausted takes the step after a spent budget (B5). Called with mu held.
 func (r *route) exhausted(ref uint32, now time.Time) {
