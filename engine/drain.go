@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"time"
+
+	"github.com/gobridge/gobridge"
 )
 
 // drainPoll is how often a drain asks whether a destination has gone away.
@@ -68,10 +70,14 @@ func (r *route) abandonPhysical(lost func(ref uint32) bool) {
 func (r *route) abandon(ref uint32) {
 	l, w := &r.legs[ref], r.workOf(ref)
 	l.state = legDone
-	if r.outbox == nil { // a record is where it was
+	w.open--
+	if w.redrive != nil {
+		w.redrive.done <- gobridge.ErrClosed
+		return
+	}
+	if w.d.Record == nil { // a record is where it was
 		r.bindingOf(ref).m.returned.Inc()
 	}
-	w.open--
 	w.abandoned = true
 	if w.open == 0 {
 		r.returned++

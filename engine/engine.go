@@ -92,6 +92,13 @@ func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 	return e, nil
 }
 
+// DLQ returns the dead-letter queue, nil without one. Outbox returns the outbox, nil
+// when no route uses one.
+func (e *Engine) DLQ() gobridge.DLQ { return e.dlq }
+
+// Outbox is described at DLQ.
+func (e *Engine) Outbox() gobridge.Outbox { return e.outbox }
+
 // Metrics returns the registry that the engine counts in.
 func (e *Engine) Metrics() *metric.Registry { return e.metrics }
 

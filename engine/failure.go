@@ -21,7 +21,7 @@ func (r *route) failed(ref uint32, err error, now time.Time) {
 		r.outage(ref, e, now)
 	case e.Class == gobridge.ClassExpired:
 		r.expire(ref, now)
-	case e.Class == gobridge.ClassTransient && r.outbox != nil:
+	case e.Class == gobridge.ClassTransient && r.workOf(ref).d.Record != nil:
 		r.chargeRecord(ref, e, now)
 	case e.Class == gobridge.ClassTransient:
 		r.charge(ref, e, now)
@@ -101,6 +101,8 @@ func (unheard) OutboxDone([]*gobridge.OutboxRecord, error) {}
 func (r *route) exhausted(ref uint32, now time.Time) {
 	d := r.workOf(ref).d
 	switch {
+	case r.workOf(ref).redrive != nil:
+		r.giveUp(ref, r.workOf(ref).redrive.category)
 	case d.Envelope.IDOrigin == gobridge.IDGenerated:
 		r.giveUp(ref, gobridge.CategoryUnstableIdentity)
 	case !d.Redeliverable:
@@ -134,7 +136,7 @@ func (r *route) expire(ref uint32, now time.Time) {
 	if l.lastErr == nil || l.lastErr.Class != gobridge.ClassExpired {
 		l.lastErr = &gobridge.Error{Code: code, Class: gobridge.ClassExpired, Op: op, Err: causeOf(l.lastErr)}
 	}
-	if r.outbox != nil {
+	if r.workOf(ref).d.Record != nil {
 		r.bindingOf(ref).m.expiredInOutbox.Inc()
 	}
 	if r.spec.Policy.OnExpired == gobridge.ActionDrop || r.dlq == nil {

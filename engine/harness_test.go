@@ -35,6 +35,7 @@ type bridge struct {
 	done   chan error
 
 	depthAtStart map[string]int
+	redriven     bool // outcomes without a receipt: no conservation
 }
 
 // faultyDLQ is the memory queue with a switchable fault.
@@ -248,6 +249,9 @@ func (b *bridge) count(d *metric.Desc, values ...string) int {
 
 // conserve asserts the conservation law for every binding.
 func (b *bridge) conserve() {
+	if b.redriven {
+		return
+	}
 	b.t.Helper()
 	topology := b.engine.Topology()
 	for _, r := range topology.Routes {

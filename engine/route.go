@@ -53,6 +53,7 @@ type work struct {
 	open     int       // legs not done
 	// abandoned: a drain left a leg undone, so the delivery stays with its source.
 	abandoned bool
+	redrive   *redrive // the delivery is a dead letter that is sent again
 }
 
 // route is the way of messages from one receiver to its bindings.
@@ -92,6 +93,7 @@ type route struct {
 	lastErr   string
 	storeErr  string // why the dead-letter queue or ledger holds messages
 	forget    []gobridge.LedgerKey
+	arrivals  []*redrive    // confirmed; their entries are to be deleted
 	drained   chan struct{} // closed when draining and nothing is physical
 }
 
@@ -154,35 +156,43 @@ func (r *route) admit(d *gobridge.Delivery, now time.Time) {
 		r.m.received.Inc()
 	}
 	env := &d.Envelope
-	for i, b := range r.bindings {
+	for i := range r.bindings {
 		ref := slot*uint32(len(r.bindings)) + uint32(i)
 		l := &r.legs[ref]
 		out := l.out
 		*l = leg{out: out, first: now}
 		l.out.Envelope, l.out.Address, l.out.Slot = env, "", 0
-		if d.Record != nil && d.Record.Address != "" {
+		if d.Record != nil {
 			l.out.Address = d.Record.Address
-		} else {
-			addr, err := b.template.Render(env)
-			if err != nil {
-				r.failed(ref, err, now)
-				continue
-			}
-			l.out.Address = addr
 		}
-		switch {
-		case env.Hops >= r.spec.Policy.MaxHops:
-			r.failed(ref, &gobridge.Error{
-				Code: gobridge.CodeHopLimit, Class: gobridge.ClassRejected,
-				Op: "message has crossed as many bridges as max_hops allows", Hint: "look for a loop, or raise policy.max_hops",
-			}, now)
-		case w.expired(now):
-			r.expire(ref, now)
-		case len(b.held) > 0 || b.down(now):
-			r.hold(ref, now)
-		default:
-			r.send(ref, now)
+		r.route(ref, now)
+	}
+}
+
+// route takes the first step of a leg: it resolves the address and hands the message
+// over, or decides why not. Called with mu held.
+func (r *route) route(ref uint32, now time.Time) {
+	l, b, w := &r.legs[ref], r.bindingOf(ref), r.workOf(ref)
+	if l.out.Address == "" {
+		addr, err := b.template.Render(l.out.Envelope)
+		if err != nil {
+			r.failed(ref, err, now)
+			return
 		}
+		l.out.Address = addr
+	}
+	switch {
+	case l.out.Envelope.Hops >= r.spec.Policy.MaxHops:
+		r.failed(ref, &gobridge.Error{
+			Code: gobridge.CodeHopLimit, Class: gobridge.ClassRejected,
+			Op: "message has crossed as many bridges as max_hops allows", Hint: "look for a loop, or raise policy.max_hops",
+		}, now)
+	case w.expired(now):
+		r.expire(ref, now)
+	case len(b.held) > 0 || b.down(now):
+		r.hold(ref, now)
+	default:
+		r.send(ref, now)
 	}
 }
 
@@ -242,6 +252,7 @@ func (r *route) Done(m *gobridge.Outbound, err error) {
 		b := r.bindingOf(m.Ref)
 		b.m.sent.Inc()
 		b.lastErr, b.outages = "", 0
+		l.lastErr = nil
 		r.done(m.Ref)
 	} else {
 		r.failed(m.Ref, err, time.Now())
@@ -311,6 +322,11 @@ func (r *route) done(ref uint32) {
 	}
 	w.open--
 	if w.open > 0 {
+		return
+	}
+	if w.redrive != nil {
+		r.arrived(w.redrive, causeOf(l.lastErr))
+		r.release(ref)
 		return
 	}
 	if w.abandoned {
