@@ -260,28 +260,15 @@ func (c *checker) checkBridge() {
 }
 
 func (c *checker) checkStores() {
-	s, k := &c.spec.Stores, c.kinds
-	dlqs := kindNames(k.DLQs, func(k *DLQKind) (string, func() any) { return k.Name, k.Options })
-	dlqs[StoreNone] = nil
-	c.checkStore("stores.dlq", &s.DLQ, dlqs, "dead letters", true)
-	c.checkStore("stores.replay_ledger", &s.ReplayLedger,
-		kindNames(k.Ledgers, func(k *LedgerKind) (string, func() any) { return k.Name, k.Options }), "the counts of failed attempts", true)
-	c.checkStore("stores.outbox", &s.Outbox,
-		kindNames(k.Outboxes, func(k *OutboxKind) (string, func() any) { return k.Name, k.Options }), "the messages of shared_outbox routes (G08)", c.spec.UsesOutbox())
-	c.checkStore("stores.managed_subscriptions", &s.ManagedSubscriptions,
-		kindNames(k.Histories, func(k *HistoryKind) (string, func() any) { return k.Name, k.Options }), "the filters of durable sessions", c.spec.usesHistory() && len(k.Histories) > 0)
+	s := &c.spec.Stores
+	c.checkStore("dlq", &s.DLQ, "dead letters", true)
+	c.checkStore("replay_ledger", &s.ReplayLedger, "the counts of failed attempts", true)
+	c.checkStore("outbox", &s.Outbox, "the messages of shared_outbox routes (G08)", c.spec.UsesOutbox())
+	c.checkStore("managed_subscriptions", &s.ManagedSubscriptions, "the filters of durable sessions",
+		c.spec.usesHistory() && len(c.kinds.Histories) > 0)
 	if s.Lease.Type != "" || s.Lease.Options != nil {
 		c.unavailable("stores.lease", "store lease")
 	}
-}
-
-func kindNames[K any](kinds []K, of func(K) (string, func() any)) map[string]func() any {
-	all := map[string]func() any{}
-	for _, k := range kinds {
-		name, options := of(k)
-		all[name] = options
-	}
-	return all
 }
 
 // usesHistory reports whether a session of the spec is durable and receives.
@@ -289,16 +276,20 @@ func (s *Spec) usesHistory() bool { return len(s.Receivers) > 0 }
 
 // checkStore completes one store. Unset is the durable kind where there is one;
 // what is kept in memory is announced (G08) where it matters.
-func (c *checker) checkStore(path string, s *StoreSpec, kinds map[string]func() any, keeps string, used bool) {
-	_, durable := kinds[StoreSQLite]
+func (c *checker) checkStore(role string, s *StoreSpec, keeps string, used bool) {
+	path := "stores." + role
+	kinds := map[string]func() any{}
+	for _, k := range c.kinds.Stores(role) {
+		kinds[k.Name] = k.Options
+	}
+	if role == "dlq" {
+		kinds[StoreNone] = nil
+	}
 	if s.Type == "" {
 		if !used {
 			return
 		}
-		s.Type = StoreMemory
-		if durable {
-			s.Type = StoreSQLite
-		}
+		s.Type = c.kinds.DefaultStore(role)
 	}
 	options, known := kinds[s.Type]
 	if !known {
@@ -313,7 +304,7 @@ func (c *checker) checkStore(path string, s *StoreSpec, kinds map[string]func() 
 	}
 	if s.Type == StoreMemory && used {
 		hint := "write type: sqlite to keep them"
-		if !durable {
+		if _, durable := kinds[StoreSQLite]; !durable {
 			hint = "there is no durable store here"
 		}
 		c.warn(path, keeps+" are kept in memory and are lost when the process ends", hint)

@@ -80,30 +80,3 @@ type OutboxKind struct {
 	Options func() any
 	Open    func(ctx context.Context, b *BridgeSpec, s *StoreSpec, env Env) (Outbox, error)
 }
-
-// HistoryKey names a durable session in its broker.
-type HistoryKey struct {
-	SessionID string
-	ClientID  string
-}
-
-// History remembers which filters a durable session has, or may have, in its
-// broker. Safe for concurrent use.
-type History interface {
-	// Load returns the filters of a session; known is false without a baseline.
-	Load(ctx context.Context, k HistoryKey) (filters []string, known bool, err error)
-	// Remember adds filters, and makes the baseline known. Called before SUBSCRIBE.
-	Remember(ctx context.Context, k HistoryKey, filters ...string) error
-	// Forget removes filters. Called after UNSUBACK.
-	Forget(ctx context.Context, k HistoryKey, filters ...string) error
-	// Reset makes the baseline known and empty: the broker has no session.
-	Reset(ctx context.Context, k HistoryKey) error
-	Close() error
-}
-
-// HistoryKind is a kind of managed subscription history.
-type HistoryKind struct {
-	Name    string
-	Options func() any
-	Open    func(ctx context.Context, b *BridgeSpec, s *StoreSpec, env Env) (History, error)
-}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"slices"
@@ -36,6 +37,7 @@ type Engine struct {
 	dlq       gobridge.DLQ
 	ledger    gobridge.Ledger
 	outbox    gobridge.Outbox
+	history   gobridge.History
 
 	mu       sync.Mutex
 	running  bool
@@ -84,7 +86,7 @@ func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 		return nil, &SpecError{faults}
 	}
 	if err := e.openStores(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, e.closeStores())
 	}
 	if err := e.build(); err != nil {
 		return nil, errors.Join(err, e.closeStores())
@@ -104,57 +106,92 @@ func (e *Engine) Metrics() *metric.Registry { return e.metrics }
 
 func (e *Engine) openStores() error {
 	env := gobridge.Env{Logger: e.log, Metrics: e.metrics}
-	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
+	stores, b := &e.spec.Stores, &e.spec.Bridge
+	var err error
 	for _, k := range e.kinds.DLQs {
-		if k.Name == e.spec.Stores.DLQ.Type {
-			dlq, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.DLQ, env)
-			if err != nil {
-				return fmt.Errorf("open dead-letter queue: %w", err)
-			}
-			e.dlq = dlq
-			e.metrics.GaugeFunc(metric.DLQDepth, func() float64 {
-				ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
-				defer cancel()
-				n, err := dlq.Depth(ctx)
-				if err != nil {
-					return math.NaN()
-				}
-				return float64(n)
-			})
+		if k.Name != stores.DLQ.Type {
+			continue
+		}
+		if e.dlq, err = k.Open(ctx, b, &stores.DLQ, env); err != nil {
+			return fmt.Errorf("open dead-letter queue: %w", err)
+		}
+		e.metrics.GaugeFunc(metric.DLQDepth, e.dlqDepth)
+	}
+	for _, k := range e.kinds.Ledgers {
+		if k.Name != stores.ReplayLedger.Type {
+			continue
+		}
+		if e.ledger, err = k.Open(ctx, b, &stores.ReplayLedger, env); err != nil {
+			return fmt.Errorf("open replay ledger: %w", err)
 		}
 	}
 	for _, k := range e.kinds.Outboxes {
-		if k.Name == e.spec.Stores.Outbox.Type && e.spec.UsesOutbox() {
-			outbox, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.Outbox, env)
-			if err != nil {
-				return fmt.Errorf("open outbox: %w", err)
-			}
-			e.outbox = outbox
+		if k.Name != stores.Outbox.Type || !e.spec.UsesOutbox() {
+			continue
+		}
+		if e.outbox, err = k.Open(ctx, b, &stores.Outbox, env); err != nil {
+			return fmt.Errorf("open outbox: %w", err)
 		}
 	}
-	for _, k := range e.kinds.Ledgers {
-		if k.Name == e.spec.Stores.ReplayLedger.Type {
-			ledger, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.ReplayLedger, env)
-			if err != nil {
-				return fmt.Errorf("open replay ledger: %w", err)
-			}
-			e.ledger = ledger
+	for _, k := range e.kinds.Histories {
+		if k.Name != stores.ManagedSubscriptions.Type {
+			continue
+		}
+		if e.history, err = k.Open(ctx, b, &stores.ManagedSubscriptions, env); err != nil {
+			return fmt.Errorf("open managed subscription history: %w", err)
 		}
 	}
 	return nil
 }
 
-func (e *Engine) closeStores() error {
-	var errs []error
-	if e.outbox != nil {
-		errs = append(errs, e.outbox.Close())
+func (e *Engine) dlqDepth() float64 {
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	n, err := e.dlq.Depth(ctx)
+	if err != nil {
+		return math.NaN()
 	}
+	return float64(n)
+}
+
+// openTimeout bounds the opening of all stores; a large outbox is read then.
+const openTimeout = time.Minute
+
+// handles lists the stores that are open.
+func (e *Engine) handles() []io.Closer {
+	var all []io.Closer
 	if e.dlq != nil {
-		errs = append(errs, e.dlq.Close())
+		all = append(all, e.dlq)
 	}
 	if e.ledger != nil {
-		errs = append(errs, e.ledger.Close())
+		all = append(all, e.ledger)
+	}
+	if e.outbox != nil {
+		all = append(all, e.outbox)
+	}
+	if e.history != nil {
+		all = append(all, e.history)
+	}
+	return all
+}
+
+// Stores returns the stores that live in files, one for each file.
+func (e *Engine) Stores() []gobridge.FileStore {
+	var all []gobridge.FileStore
+	for _, h := range e.handles() {
+		if f, ok := h.(gobridge.FileStore); ok && !slices.ContainsFunc(all, func(o gobridge.FileStore) bool { return o.Path() == f.Path() }) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+func (e *Engine) closeStores() error {
+	var errs []error
+	for _, h := range e.handles() {
+		errs = append(errs, h.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -168,7 +205,7 @@ func (e *Engine) build() error {
 		sl := &slot{
 			use:     &gobridge.SessionUse{Bridge: &e.spec.Bridge, Session: s},
 			kind:    e.kinds.Transport(s.Transport),
-			env:     gobridge.Env{Logger: log, Metrics: e.metrics},
+			env:     gobridge.Env{Logger: log, Metrics: e.metrics, History: e.history},
 			log:     log,
 			rebuilt: e.metrics.Counter(metric.SessionRebuilds, s.ID),
 		}

@@ -98,7 +98,7 @@ func (d *demo) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	server, err := listen(file.HTTP, eng, log)
+	server, err := listen(&file.HTTP, eng, log)
 	if err != nil {
 		return err
 	}

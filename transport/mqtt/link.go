@@ -162,13 +162,12 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	s.link, s.linkCtx, s.linkEnd = c, ctx, cancel
 	s.upAt = time.Now()
 	s.present, s.deliberate, s.refused = ca.SessionPresent, false, ""
-	s.converged, s.resumeLost = false, resumeLost
-	if resumeLost {
-		s.lastError = "broker no longer had the session: subscriptions and queued messages of the time away are lost"
-	}
+	s.converged, s.unmanaged = false, ""
 	if !ca.SessionPresent {
 		s.forgetGrants()
+		s.void = true
 	}
+	s.lossOpen = s.lossOpen && !resumeLost || !reconnect && !ca.SessionPresent
 	s.mu.Unlock()
 	s.failures.forget()
 	s.log.Info("connected", "broker", c.broker, "session_present", ca.SessionPresent)
@@ -176,9 +175,7 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.count.reconnects.Inc()
 	}
 	if resumeLost {
-		s.count.resumeLost.Inc()
-		s.log.Warn("broker no longer had the session: subscriptions and queued messages of the time away are lost",
-			"hint", "raise session_expiry_interval, or give the broker persistence")
+		s.reportResumeLost()
 	}
 	s.checkExpiry(ca)
 	s.in.connected(c.guardConn, ca.SessionPresent)
@@ -186,6 +183,15 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	c.flush()
 	s.wake()
 	return nil
+}
+
+// reportResumeLost tells that the broker did not have the session that it should
+// have had. The error stays until the next converged reconcile.
+func (s *session) reportResumeLost() {
+	const lost = "broker no longer had the session: subscriptions and queued messages of the time away are lost"
+	s.count.resumeLost.Inc()
+	s.log.Warn(lost, "hint", "raise session_expiry_interval, or give the broker persistence")
+	s.tell(lost)
 }
 
 // checkExpiry warns, once for each value, when the broker keeps the session for

@@ -1,0 +1,95 @@
+package sqlite
+
+import (
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+)
+
+// benchOutbox opens an outbox in a fresh directory.
+func benchOutbox(b *testing.B, dir string) *Outbox {
+	b.Helper()
+	s := settings{path: filepath.Join(dir, fileName), log: slog.New(slog.DiscardHandler), metrics: metric.NewRegistry()}
+	s.lock = filepath.Join(dir, lockName)
+	o, err := attach(s, func(d *database) (*Outbox, error) { return newOutbox(b.Context(), d, time.Hour, maxDone) })
+	if err != nil {
+		b.Fatal(err)
+	}
+	return o
+}
+
+// benchRecord is a message with a body of 512 bytes and an id of its producer.
+func benchRecord(n int, body []byte) *gobridge.OutboxRecord {
+	return &gobridge.OutboxRecord{
+		RouteID: "sensors-up", BindingID: "cloud", Address: "site-1/sensors/7/temperature",
+		Envelope: gobridge.Envelope{
+			ID: "01890a5d-ac96-774b-bcce-" + strconv.Itoa(n), IDOrigin: gobridge.IDProducer, Topic: "sensors/7/temperature",
+			Payload: body, QoS: 1, CreatedAt: time.Unix(1_700_000_000, int64(n)),
+		},
+	}
+}
+
+// benchDone completes what was persisted, then gives its place to another message.
+type benchDone struct {
+	o      *Outbox
+	places chan struct{}
+}
+
+func (d *benchDone) OutboxDone(records []*gobridge.OutboxRecord, err error) {
+	if err != nil {
+		panic(err)
+	}
+	d.o.Complete(records, (*benchCompleted)(d))
+}
+
+type benchCompleted benchDone
+
+func (d *benchCompleted) OutboxDone(_ []*gobridge.OutboxRecord, err error) {
+	if err != nil {
+		panic(err)
+	}
+	d.places <- struct{}{}
+}
+
+func cpuTime() time.Duration {
+	var r syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+		panic(err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+}
+
+// BenchmarkOutbox persists and completes messages with n of them under way at a
+// time: the groups of the writer are as large as that lets them be.
+func BenchmarkOutbox(b *testing.B) {
+	body := make([]byte, 512)
+	for _, n := range []int{1, 16, 64, 256} {
+		b.Run(fmt.Sprintf("underway=%d", n), func(b *testing.B) {
+			o := benchOutbox(b, b.TempDir())
+			done := &benchDone{o, make(chan struct{}, n)}
+			for range n {
+				done.places <- struct{}{}
+			}
+			cpu, i := cpuTime(), 0
+			for b.Loop() {
+				<-done.places
+				o.Persist([]*gobridge.OutboxRecord{benchRecord(i, body)}, done)
+				i++
+			}
+			for range n {
+				<-done.places
+			}
+			b.ReportMetric(float64((cpuTime()-cpu).Microseconds())/float64(b.N), "cpu-us/msg")
+			if err := o.Close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
