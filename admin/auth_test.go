@@ -24,63 +24,50 @@ func twoKeys() []Key {
 
 func TestWhoMayUseTheAPI(t *testing.T) {
 	t.Parallel()
+	const path = "/api/v1/admin/dlq"
 	const loopback, v6, mapped, remote = "127.0.0.1:5555", "[::1]:5555", "[::ffff:127.0.0.1]:5555", "192.0.2.7:5555"
 	for _, c := range []struct {
 		name    string
 		keys    []Key
 		peer    string
+		target  string
 		headers []string
 		status  int
 	}{
-		{"loopback without keys", nil, loopback, nil, 200},
-		{"loopback of IPv6", nil, v6, nil, 200},
-		{"loopback in an IPv6 socket", nil, mapped, nil, 200},
-		{"another machine without keys", nil, remote, nil, 403},
-		{"another machine with a key that nobody set", nil, remote, []string{"X-API-Key", rightKey}, 403},
-		{"a proxy on this machine", nil, loopback, []string{"X-Forwarded-For", "192.0.2.7"}, 403},
-		{"another proxy on this machine", nil, loopback, []string{"Forwarded", "for=192.0.2.7"}, 403},
-		{"a name that was pointed here", nil, loopback, []string{"Host", "evil.example:8080"}, 403},
-		{"the address as a name", nil, loopback, []string{"Host", "127.0.0.1:8080"}, 200},
-		{"the address without a port", nil, loopback, []string{"Host", "[::1]"}, 200},
-		{"no address", nil, "@", nil, 403},
+		{"loopback without keys", nil, loopback, path, nil, 200},
+		{"loopback of IPv6", nil, v6, path, nil, 200},
+		{"loopback in an IPv6 socket", nil, mapped, path, nil, 200},
+		{"another machine without keys", nil, remote, path, nil, 403},
+		{"another machine with a key that nobody set", nil, remote, path, []string{"X-API-Key", rightKey}, 403},
+		{"a proxy on this machine", nil, loopback, path, []string{"X-Forwarded-For", "192.0.2.7"}, 403},
+		{"another proxy on this machine", nil, loopback, path, []string{"Forwarded", "for=192.0.2.7"}, 403},
+		{"a name that was pointed here", nil, loopback, "http://evil.example:8080" + path, nil, 403},
+		{"the address as a name", nil, loopback, "http://127.0.0.1:8080" + path, nil, 200},
+		{"the address without a port", nil, loopback, "http://[::1]" + path, nil, 200},
+		{"no address", nil, "@", path, nil, 403},
 
-		{"bearer", twoKeys(), remote, []string{"Authorization", "Bearer " + rightKey}, 200},
-		{"bearer in small letters", twoKeys(), remote, []string{"Authorization", "bearer  " + otherKey}, 200},
-		{"API key", twoKeys(), remote, []string{"X-API-Key", otherKey}, 200},
-		{"API key beside the login of a proxy", twoKeys(), remote, []string{"Authorization", "Basic eDp5", "X-API-Key", rightKey}, 200},
-		{"a name in front of a proxy", twoKeys(), remote, []string{"Host", "bridge.example", "X-Forwarded-For", "192.0.2.9", "X-API-Key", rightKey}, 200},
-		{"no key", twoKeys(), remote, nil, 401},
-		{"loopback without its key", twoKeys(), loopback, nil, 401},
-		{"wrong key", twoKeys(), remote, []string{"X-API-Key", wrongKey}, 401},
-		{"part of a key", twoKeys(), remote, []string{"X-API-Key", rightKey[:10]}, 401},
-		{"the name of a key", twoKeys(), remote, []string{"X-API-Key", "ops"}, 401},
-		{"key as a password", twoKeys(), remote, []string{"Authorization", "Basic " + rightKey}, 401},
-		{"key in the query", twoKeys(), remote, []string{"query", "?key=" + rightKey}, 401},
-		{"unset secret", []Key{{"ops", gobridge.Secret{}}}, remote, []string{"X-API-Key", ""}, 401},
+		{"bearer", twoKeys(), remote, path, []string{"Authorization", "Bearer " + rightKey}, 200},
+		{"bearer in small letters", twoKeys(), remote, path, []string{"Authorization", "bearer  " + otherKey}, 200},
+		{"API key", twoKeys(), remote, path, []string{"X-API-Key", otherKey}, 200},
+		{"API key beside the login of a proxy", twoKeys(), remote, path, []string{"Authorization", "Basic eDp5", "X-API-Key", rightKey}, 200},
+		{"a name in front of a proxy", twoKeys(), remote, "http://bridge.example" + path, []string{"X-Forwarded-For", "192.0.2.9", "X-API-Key", rightKey}, 200},
+		{"no key", twoKeys(), remote, path, nil, 401},
+		{"loopback without its key", twoKeys(), loopback, path, nil, 401},
+		{"wrong key", twoKeys(), remote, path, []string{"X-API-Key", wrongKey}, 401},
+		{"part of a key", twoKeys(), remote, path, []string{"X-API-Key", rightKey[:10]}, 401},
+		{"the name of a key", twoKeys(), remote, path, []string{"X-API-Key", "ops"}, 401},
+		{"key as a password", twoKeys(), remote, path, []string{"Authorization", "Basic " + rightKey}, 401},
+		{"key in the query", twoKeys(), remote, path + "?key=" + rightKey, nil, 401},
+		{"unset secret", []Key{{"ops", gobridge.Secret{}}}, remote, path, []string{"X-API-Key", ""}, 401},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, c.keys...)
-			target, host := "/api/v1/admin/dlq", ""
-			var headers []string
-			for i := 0; i < len(c.headers); i += 2 {
-				switch c.headers[i] {
-				case "Host":
-					host = c.headers[i+1]
-				case "query":
-					target += c.headers[i+1]
-				default:
-					headers = append(headers, c.headers[i:i+2]...)
-				}
+			w := r.askFrom(c.peer, "GET", c.target, "", c.headers...)
+			if w.Code != c.status {
+				t.Errorf("status = %d, want %d", w.Code, c.status)
 			}
-			if host != "" {
-				target = "http://" + host + target
-			}
-			w := r.askURL(c.peer, target, headers)
-			if w.StatusCode != c.status {
-				t.Errorf("status = %d, want %d", w.StatusCode, c.status)
-			}
-			if got := w.Header.Get("WWW-Authenticate"); (got != "") != (c.status == 401) {
+			if got := w.Header().Get("WWW-Authenticate"); (got != "") != (c.status == 401) {
 				t.Errorf("WWW-Authenticate = %q with status %d", got, c.status)
 			}
 			for _, secret := range []string{rightKey, otherKey, wrongKey} {

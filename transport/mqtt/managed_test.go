@@ -26,6 +26,7 @@ type fakeHistory struct {
 	down    map[string]error // by operation: load, remember, forget, reset
 	hold    chan struct{}    // remember waits for it
 	writes  []string
+	loads   int
 }
 
 var _ gobridge.History = (*fakeHistory)(nil)
@@ -42,6 +43,7 @@ var (
 func (h *fakeHistory) Load(_ context.Context, k gobridge.HistoryKey) ([]string, bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.loads++
 	entries, known := h.entries[k]
 	return slices.Sorted(maps.Keys(entries)), known, h.down["load"]
 }
@@ -374,6 +376,11 @@ func TestFailingHistoryHoldsTheSessionBack(t *testing.T) {
 		to.wait(t, 1)[0].Ack()
 		r.Receiver().Flush()
 		expectPuback(t, c, 1)
+		eventually(t, "the store is tried for longer than a broker that refuses", func() bool {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			return h.loads > 4*(askedInVain+2) // up to four times with each try
+		})
 		c.ExpectNothing(50 * time.Millisecond)
 		h.repair()
 		c.Grant(expectAsked(t, c, "in/b"))
@@ -436,6 +443,9 @@ func TestLostSessionIsSubscribedFromWhatAnUnwritableHistoryHolds(t *testing.T) {
 	c.Grant(expectAsked(t, c, "in/new"))
 	r.awaitReady(t)
 	r.wantValue(t, 1, metric.MQTTSessionResumeLost)
+	if w := h.took(); slices.Contains(w, "reset") {
+		t.Errorf("what the broker had was forgotten for a while: %v", w)
+	}
 	h.want(t, granted("1", "in/a", "in/new")...) // in/old went without an UNSUBSCRIBE
 	c.ExpectNothing(50 * time.Millisecond)
 }
