@@ -33,10 +33,11 @@ type Operator interface {
 
 // Bounds of one request.
 const (
-	// requestTimeout is for a handler as a whole, within the server's writeTimeout.
 	requestTimeout = 20 * time.Second
 	// slowTimeout is for what reads whole files.
 	slowTimeout = 15 * time.Minute
+	// answerMargin is left to say that it took too long.
+	answerMargin = 5 * time.Second
 	maxBody     = 1 << 20
 )
 
@@ -154,10 +155,12 @@ func (a *API) serve(e endpoint) http.Handler {
 		timeout := e.timeout
 		if timeout == 0 {
 			timeout = requestTimeout
-		} else {
-			// What is in memory only has no deadline to put off.
-			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout))
 		}
+		// Both deadlines of the server are shorter, and that of reading ends the context
+		// of a request when it passes. What is in memory only has none to put off.
+		deadline := time.Now().Add(timeout)
+		_ = http.NewResponseController(w).SetReadDeadline(deadline.Add(answerMargin))
+		_ = http.NewResponseController(w).SetWriteDeadline(deadline.Add(answerMargin))
 		ctx, cancel := context.WithTimeout(r.Context(), timeout)
 		defer cancel()
 		actor, _ := ctx.Value(actorKey{}).(string)

@@ -200,7 +200,8 @@ func TestFailuresOfAStoreHaveTheirStatus(t *testing.T) {
 	}{
 		{
 			&gobridge.Error{Code: gobridge.CodeUnavailable, Outage: true, Op: "store x.db", Hint: "free some space"},
-			http.StatusServiceUnavailable, Error{"store x.db", "free some space"},
+			http.StatusServiceUnavailable,
+			Error{"store x.db", "free some space"},
 		},
 		{gobridge.ErrFull, http.StatusInsufficientStorage, Error{Error: "store is full"}},
 		{gobridge.ErrDamaged, http.StatusInternalServerError, Error{Error: "damaged"}},

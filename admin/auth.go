@@ -163,6 +163,7 @@ const (
 type throttle struct {
 	mu    sync.Mutex
 	peers map[netip.Prefix]*failures
+	swept time.Time
 }
 
 // failures are the latest wrong keys of one peer, oldest first.
@@ -202,19 +203,29 @@ func (t *throttle) of(peer netip.Addr, now time.Time) *failures {
 		return f
 	}
 	if len(t.peers) >= maxPeers {
-		for k, f := range t.peers {
-			if len(f.at) == 0 || now.Sub(f.at[len(f.at)-1]) >= failureWindow {
-				delete(t.peers, k)
-			}
-		}
-		if len(t.peers) >= maxPeers {
-			key = netip.Prefix{}
-			if f := t.peers[key]; f != nil {
-				return f
-			}
+		t.sweep(now)
+	}
+	if len(t.peers) >= maxPeers {
+		key = netip.Prefix{}
+		if f := t.peers[key]; f != nil {
+			return f
 		}
 	}
 	f := &failures{}
 	t.peers[key] = f
 	return f
+}
+
+// sweep forgets the peers whose failures have aged, at most once in a window: a
+// flood of addresses must not make every request walk through all of them.
+func (t *throttle) sweep(now time.Time) {
+	if now.Sub(t.swept) < failureWindow {
+		return
+	}
+	t.swept = now
+	for k, f := range t.peers {
+		if now.Sub(f.at[len(f.at)-1]) >= failureWindow {
+			delete(t.peers, k)
+		}
+	}
 }

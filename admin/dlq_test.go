@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -230,7 +231,7 @@ func TestPagesOfDeadLettersFollowEachOther(t *testing.T) {
 func TestPagesOfCompleteDeadLettersAreBoundedInBytes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	big := make([]byte, pageBytes/2)
+	big := bytes.Repeat([]byte{0xff}, pageBytes/2)
 	for i := range 3 {
 		r.bury(gobridge.DeadLetter{Key: fmt.Sprint(i), Envelope: gobridge.Envelope{Payload: big}})
 	}
@@ -288,7 +289,7 @@ func TestOneRequestDeletesABoundedNumber(t *testing.T) {
 func TestEveryCategoryIsKnown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	for _, c := range strings.Fields("permanent expired poison unstable_identity retry_unsupported filtered subscription_removed") {
+	for c := range strings.FieldsSeq("permanent expired poison unstable_identity retry_unsupported filtered subscription_removed") {
 		if w := r.ask("GET", "/api/v1/admin/dlq?category="+c, ""); w.Code != 200 {
 			t.Errorf("%s: status %d", c, w.Code)
 		}

@@ -66,8 +66,8 @@ type JobBinding struct {
 
 // Bounds of jobs.
 const (
-	maxQueued   = 16
-	maxJobs     = 100 // kept, to be asked for
+	maxQueued = 16
+	maxJobs   = 100 // kept, to be asked for
 	maxListed = 100 // listed in a job
 )
 

@@ -48,7 +48,6 @@ func (r *rig) job(id string) Job {
 // bubble runs a test with a rig whose jobs run.
 func bubble(t *testing.T, f func(r *rig)) {
 	t.Helper()
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t)
 		stop := r.run()
@@ -196,6 +195,7 @@ func TestRedriveKeepsItsRate(t *testing.T) {
 		}
 		r.redrive(DLQRedrive{Filter: &DLQFilter{}, Rate: 10})
 		time.Sleep(time.Second)
+		synctest.Wait()
 		var want []time.Duration
 		for i := range 5 {
 			want = append(want, time.Duration(i)*100*time.Millisecond)
@@ -358,6 +358,7 @@ func TestJobsAreBounded(t *testing.T) {
 `)
 		stop := r.run()
 		defer stop()
+		synctest.Wait()
 		for range maxJobs {
 			r.redrive(DLQRedrive{IDs: []string{"a"}})
 			synctest.Wait()

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/gobridge/gobridge"
 )
@@ -17,6 +19,7 @@ type fakeFile struct {
 	salvage      *gobridge.Salvage
 	verification gobridge.Verification
 	err          error
+	slow         time.Duration
 }
 
 func (f *fakeFile) Path() string                { return f.path }
@@ -29,7 +32,14 @@ func (f *fakeFile) Acknowledge(context.Context) error {
 	return f.err
 }
 
-func (f *fakeFile) Verify(context.Context) (*gobridge.Verification, error) {
+func (f *fakeFile) Verify(ctx context.Context) (*gobridge.Verification, error) {
+	if f.slow > 0 {
+		select {
+		case <-time.After(f.slow):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 	return &f.verification, f.err
 }
 
@@ -138,5 +148,25 @@ func TestBackupIsSentAndItsCopyRemoved(t *testing.T) {
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v %v", left, err)
+	}
+}
+
+// The deadlines of the server are meant for clients that dawdle, not for long work.
+func TestLongWorkOutlivesTheDeadlinesOfTheServer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	const deadline = 50 * time.Millisecond
+	r.op.stores = []gobridge.FileStore{&fakeFile{slow: 5 * deadline}}
+	srv := httptest.NewUnstartedServer(r.api)
+	srv.Config.ReadTimeout, srv.Config.WriteTimeout = deadline, deadline
+	srv.Start()
+	defer srv.Close()
+	res, err := srv.Client().Post(srv.URL+"/api/v1/admin/store/verify", "application/json", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if body, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 {
+		t.Errorf("status %d, %s, %v", res.StatusCode, body, err)
 	}
 }

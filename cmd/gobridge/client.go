@@ -212,5 +212,10 @@ func shortCell(s string, n int) string {
 	return string(runes[:n-1]) + "…"
 }
 
-// second is a time for people, in UTC.
-func second(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05Z") }
+// second is a time for people, in UTC; a dash for none.
+func second(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.UTC().Format("2006-01-02T15:04:05Z")
+}

@@ -64,7 +64,7 @@ func parseRate(text string) (float64, error) {
 	number, unit, _ := strings.Cut(text, "/")
 	per, known := map[string]float64{"": 1, "s": 1, "m": 60, "h": 3600}[unit]
 	n, err := strconv.ParseFloat(number, 64)
-	if err != nil || !known || n <= 0 || n > 1e6 {
+	if err != nil || !known || !(n > 0 && n <= 1e6) {
 		return 0, errors.New("--rate is a pace such as 10/s, 30/m or 100/h")
 	}
 	return n / per, nil

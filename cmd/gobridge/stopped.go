@@ -40,10 +40,6 @@ func openStopped(ctx context.Context, cmd *cobra.Command, name string, k *gobrid
 		return nil, err
 	}
 	spec := &file.Spec
-	// A directory that is not there would be made, and nothing found in it.
-	if _, err := os.Stat(spec.Bridge.DataDir); errors.Is(err, fs.ErrNotExist) && !inMemory(&spec.Stores) {
-		return nil, fmt.Errorf("bridge.data_dir %s does not exist (a relative one starts at the working directory of the bridge)", spec.Bridge.DataDir)
-	}
 	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	s := &stoppedBridge{}
 	if err := s.open(ctx, spec, k, needs, gobridge.Env{Logger: log, Metrics: metric.NewRegistry()}); err != nil {
@@ -54,12 +50,6 @@ func openStopped(ctx context.Context, cmd *cobra.Command, name string, k *gobrid
 		base: &url.URL{Scheme: "http", Host: "localhost"}, stopped: s,
 		http: &http.Client{Transport: inProcess{api}},
 	}, nil
-}
-
-func inMemory(s *gobridge.StoresSpec) bool {
-	return !slices.ContainsFunc([]string{s.DLQ.Type, s.Outbox.Type, s.ReplayLedger.Type, s.ManagedSubscriptions.Type}, func(t string) bool {
-		return t != "" && t != gobridge.StoreMemory && t != gobridge.StoreNone
-	})
 }
 
 func (s *stoppedBridge) open(ctx context.Context, spec *gobridge.Spec, k *gobridge.Kinds, needs need, env gobridge.Env) error {
@@ -118,6 +108,10 @@ func openStore[T io.Closer](
 			return none, fmt.Errorf("stores.%s is of type memory: it is gone when the bridge stops (ask a running one with --url)", name)
 		}
 		return none, nil
+	}
+	// A directory that is not there would be made, and nothing found in it.
+	if _, err := os.Stat(b.DataDir); errors.Is(err, fs.ErrNotExist) {
+		return none, fmt.Errorf("bridge.data_dir %s does not exist (a relative one starts at the working directory of the bridge)", b.DataDir)
 	}
 	store, err := open(ctx, b, spec, env)
 	if err != nil {

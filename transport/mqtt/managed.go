@@ -67,6 +67,9 @@ func (m *managed) has(entry string) bool {
 
 // remember adds entries. Nothing is written for those that are there.
 func (m *managed) remember(ctx context.Context, entries ...string) error {
+	if len(entries) == 0 {
+		return nil
+	}
 	if _, err := m.load(ctx); err != nil {
 		return err
 	}
