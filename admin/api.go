@@ -156,11 +156,8 @@ func (a *API) serve(e endpoint) http.Handler {
 		if timeout == 0 {
 			timeout = requestTimeout
 		}
-		// Both deadlines of the server are shorter, and that of reading ends the context
-		// of a request when it passes. What is in memory only has none to put off.
-		deadline := time.Now().Add(timeout)
-		_ = http.NewResponseController(w).SetReadDeadline(deadline.Add(answerMargin))
-		_ = http.NewResponseController(w).SetWriteDeadline(deadline.Add(answerMargin))
+		// The deadline of the server is shorter. What is in memory only has none to put off.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(timeout + answerMargin))
 		ctx, cancel := context.WithTimeout(r.Context(), timeout)
 		defer cancel()
 		actor, _ := ctx.Value(actorKey{}).(string)

@@ -103,8 +103,10 @@ func TestFullOutboxHoldsTheRestAtTheSource(t *testing.T) {
 	if deepest > limit {
 		t.Errorf("the outbox was %d deep, want at most %d", deepest, limit)
 	}
-	if len(b.logged("outbox is full")) != 1 || len(b.logged("outbox has room again")) == 0 {
-		t.Errorf("the log does not tell of the full outbox once, and of its end:\n%s", b.Stderr())
+	// A fifth of the depth lies between a line and the next one.
+	filled, emptied := len(b.logged("outbox is full")), len(b.logged("outbox has room again"))
+	if filled == 0 || filled != emptied || filled > 1+(n-limit)/(limit/5) {
+		t.Errorf("the log tells %d times of a full outbox and %d times of its end", filled, emptied)
 	}
 	b.waitReady("")
 	b.quietLosses()

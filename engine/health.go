@@ -7,9 +7,26 @@ import (
 	"github.com/gobridge/gobridge"
 )
 
+// liveTimeout is how long a route may be busy with one step before it counts as
+// wedged. A step takes microseconds.
+const liveTimeout = 2 * time.Second
+
 // Live returns nil unless the process can no longer do its job without a
-// restart. No failure of a session or destination is one.
-func (e *Engine) Live() error { return nil }
+// restart: a route whose state stays locked. No failure of a session, a store or a
+// destination is one.
+func (e *Engine) Live() error {
+	for _, p := range e.pipelines {
+		for _, r := range p.routes {
+			for give := time.Now().Add(liveTimeout); !r.mu.TryLock(); time.Sleep(time.Millisecond) {
+				if time.Now().After(give) {
+					return fmt.Errorf("route %s is wedged: it has been busy with one step for %s", r.id, liveTimeout)
+				}
+			}
+			r.mu.Unlock()
+		}
+	}
+	return nil
+}
 
 // Ready returns the reasons why the bridge is below a service level; none means
 // that it has reached it.
