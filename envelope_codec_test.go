@@ -20,14 +20,14 @@ var storedEnvelopes = []struct {
 	e      Envelope
 	stored string
 }{
-	{"empty", Envelope{}, ""},
+	{"empty", Envelope{}, "01000000000000000000ce8b8b28"},
 	{"full", Envelope{
 		ID: "id", IDOrigin: IDProducer, Subject: "subject", Topic: "a/b", Payload: []byte{0, 1, 255},
 		Headers:     []Property{{"k", "1"}, {"", ""}, {"k", "2"}},
 		ContentType: "text/plain", ResponseTopic: "re", CorrelationData: []byte{9, 8}, UTF8Payload: true, QoS: 2, Retain: true, Hops: 300,
 		CreatedAt: time.Unix(1_700_000_000, 123_456_789), ExpiresAt: time.Unix(-5, 999_999_999),
-	}, ""},
-	{"empty correlation data", Envelope{ID: "x", CorrelationData: []byte{}, QoS: 1}, ""},
+	}, "01bfac0280c49fd50c959aef3a09ff93ebdc03026964077375626a65637403612f620a746578742f706c61696e02726503016b01310000016b0132020908030001ffd648a7e3"},
+	{"empty correlation data", Envelope{ID: "x", CorrelationData: []byte{}, QoS: 1}, "01480001780000000000000079f2f2e0"},
 }
 
 func TestStoredEnvelopesStayReadable(t *testing.T) {

@@ -38,7 +38,7 @@ const (
 	slowTimeout = 15 * time.Minute
 	// answerMargin is left to say that it took too long.
 	answerMargin = 5 * time.Second
-	maxBody     = 1 << 20
+	maxBody      = 1 << 20
 )
 
 // API is the admin API:

@@ -28,7 +28,7 @@ func refusing(t *testing.T) (dest *bridgetest.Mosquitto, permit func()) {
 		}
 	}
 	set("topic read #\ntopic write out/in/open/#\n")
-	dest = bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Extra: []string{"acl_file " + acl}})
+	dest = bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Extra: []string{"acl_file " + acl}, LogPublishes: true})
 	return dest, func() {
 		t.Helper()
 		set("topic readwrite #\n")

@@ -52,7 +52,9 @@ func TestDamagedStoreLosesOnlyWhatIsDamaged(t *testing.T) {
 			b.waitNotReady("destination", patience)
 			pub := bridgetest.StartPublisher(t, bridgetest.PublisherConfig{
 				Addr: source.Addr(), Topic: "in/open", N: n, QoS: 1, PayloadSize: 200,
-				Properties: func(i int) *packets.Properties { return &packets.Properties{User: []packets.User{{Key: "mark", Value: mark(i)}}} },
+				Properties: func(i int) *packets.Properties {
+					return &packets.Properties{User: []packets.User{{Key: "mark", Value: mark(i)}}}
+				},
 			})
 			pub.Wait(t, time.Minute)
 			b.waitDepth(n, patience)
@@ -76,19 +78,44 @@ func TestDamagedStoreLosesOnlyWhatIsDamaged(t *testing.T) {
 
 			dest.Start()
 			b = cfg.start(t)
-			want := n - len(damaged)
-			mustCount(t, col, want, b, time.Minute)
-			col.WaitQuiet(500*time.Millisecond, patience)
-			r := col.Report(pub.Ledger())
+			mustCount(t, col, n-len(damaged), b, time.Minute)
+			if !col.WaitQuiet(500*time.Millisecond, patience) {
+				t.Error("messages still arrive")
+			}
 			b.waitDepth(0, patience)
-			stores := ask[admin.StoreList](t, "store", "acknowledge", "--url", b.url) // the form is checked below
-			_ = stores
-			t.Logf("%v; %d records in the damaged bytes", r, len(damaged))
+			r := col.Report(pub.Ledger())
 			for _, lost := range r.Lost {
 				if !damaged[lost] {
 					t.Errorf("message %d is lost, and was not in the damaged bytes", lost)
 				}
 			}
+			kept := ask[admin.DLQPage](t, "dlq", "list", "--url", b.url)
+			if kept.Depth != letters || len(kept.DeadLetters) != letters {
+				t.Errorf("%d dead letters are left, want %d", kept.Depth, letters)
+			}
+
+			// It is counted, and named until somebody has taken note of it, over restarts too.
+			b.expectCounter(1, "store_salvaged", `store="outbox"`)
+			salvageNamed := func() bool {
+				_, ready := b.ready()
+				return strings.Contains(fmt.Sprint(ready.Reasons), "acknowledge")
+			}
+			b.eventually(patience, "readiness names the salvage", salvageNamed)
+			b.stop()
+			b = cfg.start(t)
+			b.eventually(patience, "readiness names the salvage after a restart", salvageNamed)
+			noted := ask[admin.StoreAcknowledged](t, "store", "acknowledge", "--url", b.url).Acknowledged
+			if len(noted) != 1 {
+				t.Fatalf("%d salvages acknowledged, want 1", len(noted))
+			}
+			t.Logf("%v; %d records in the damaged bytes; salvaged %d, lost %d: %s", r, len(damaged), noted[0].Salvaged, noted[0].Lost, noted[0].Cause)
+			if noted[0].Lost != len(r.Lost) || noted[0].Salvaged != n+letters-len(r.Lost) {
+				t.Errorf("%d salvaged and %d lost are reported; %d are missing", noted[0].Salvaged, noted[0].Lost, len(r.Lost))
+			}
+			if _, err := os.Stat(noted[0].Damaged); err != nil {
+				t.Errorf("the damaged file is not kept: %v", err)
+			}
+			b.waitReady("")
 			if r.Unexplained > 0 || r.OutOfOrder > 0 {
 				t.Errorf("want no duplicate and nothing out of order: %v", r)
 			}

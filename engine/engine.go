@@ -64,8 +64,8 @@ func (e *UnsettledError) Error() string {
 }
 
 // New checks the spec, completes its defaults in place, and builds the engine.
-// Nothing is opened or connected before Run. Faults of the spec come as one
-// *SpecError.
+// The stores and the session objects are opened; nothing is connected before
+// Run, which closes them again. Faults of the spec come as one *SpecError.
 func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)

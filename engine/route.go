@@ -90,8 +90,7 @@ type route struct {
 	jobs      []uint32 // legs for the clerk
 	clerkBusy bool
 	nextWake  time.Time // what the keeper waits for
-	lastErr   string
-	storeErr  string // why the dead-letter queue or ledger holds messages
+	storeErr  string    // why the dead-letter queue or ledger holds messages
 	forget    []gobridge.LedgerKey
 	arrivals  []*redrive    // confirmed; their entries are to be deleted
 	drained   chan struct{} // closed when draining and nothing is physical

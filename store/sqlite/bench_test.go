@@ -3,7 +3,9 @@ package sqlite
 import (
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -92,4 +94,93 @@ func BenchmarkOutbox(b *testing.B) {
 			}
 		})
 	}
+}
+
+// backlogSize is the number of records of the backlog benchmarks.
+func backlogSize() int { return long(100_000, 1_000_000) }
+
+// storeBacklog fills an outbox.
+func storeBacklog(b *testing.B, o *Outbox, n int) {
+	b.Helper()
+	body := make([]byte, 512)
+	const group = 500
+	done := make(outcomes, 1)
+	for i := 0; i < n; i += group {
+		records := make([]*gobridge.OutboxRecord, group)
+		for j := range records {
+			records[j] = benchRecord(i+j, body)
+		}
+		o.Persist(records, done)
+		if err := <-done; err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkRecovery opens a store with a backlog and reads the first page.
+func BenchmarkRecovery(b *testing.B) {
+	n := backlogSize()
+	dir := b.TempDir()
+	o := benchOutbox(b, dir)
+	storeBacklog(b, o, n)
+	if err := o.Close(); err != nil {
+		b.Fatal(err)
+	}
+	info, err := os.Stat(filepath.Join(dir, fileName))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		o = benchOutbox(b, dir)
+		page, err := o.Pending(b.Context(), "cloud", 0, 512, 4<<20)
+		if err != nil || len(page) != 512 || o.Depth("cloud") != n {
+			b.Fatalf("%d records of %d: %v", len(page), o.Depth("cloud"), err)
+		}
+		if err := o.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)/float64(n)*1e6, "s/million")
+	b.ReportMetric(float64(info.Size())/float64(n), "file-bytes/record")
+}
+
+// BenchmarkDrain reads a backlog page by page and completes it in order.
+func BenchmarkDrain(b *testing.B) {
+	n := backlogSize()
+	var drained int
+	var took, cpu time.Duration
+	for b.Loop() {
+		b.StopTimer()
+		dir := b.TempDir()
+		o := benchOutbox(b, dir)
+		storeBacklog(b, o, n)
+		b.StartTimer()
+		start, used := time.Now(), cpuTime()
+		done := make(outcomes, n)
+		for after := uint64(0); ; {
+			page, err := o.Pending(b.Context(), "cloud", after, 512, 4<<20)
+			if err != nil {
+				b.Fatal(err)
+			}
+			if len(page) == 0 {
+				break
+			}
+			for part := range slices.Chunk(page, 64) {
+				o.Complete(part, done)
+				drained += len(part)
+			}
+			after = page[len(page)-1].Seq
+		}
+		if err := o.Close(); err != nil {
+			b.Fatal(err)
+		}
+		took, cpu = took+time.Since(start), cpu+cpuTime()-used
+		info, err := os.Stat(filepath.Join(dir, fileName))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(info.Size())/float64(n)*1e6/(1<<20), "file-MiB/million")
+	}
+	b.ReportMetric(float64(drained)/took.Seconds(), "msg/s")
+	b.ReportMetric(float64(cpu.Microseconds())/float64(drained), "cpu-us/msg")
 }

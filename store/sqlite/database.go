@@ -244,6 +244,7 @@ func (d *database) join(ctx context.Context, p part) error {
 	d.partsMu.Lock()
 	d.parts = append(d.parts, p)
 	d.partsMu.Unlock()
+	d.queue.signal() // something may be due
 	if n := d.rebuilds.Load(); n > 0 {
 		d.metrics.Counter(metric.StoreSalvaged, p.label()).Add(n)
 	}

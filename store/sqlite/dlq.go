@@ -126,7 +126,7 @@ func (q *DLQ) insert(c *conn, l *gobridge.DeadLetter) (undo func(), err error) {
 func insertLetter(c *conn, l *gobridge.DeadLetter, entry []byte) error {
 	return c.query("INSERT INTO dlq (id, key, route, category, code, last_at, bytes, entry) VALUES (?, ?, ?, ?, ?, ?, ?, ?)").
 		text(l.ID).text(l.Key).text(l.RouteID).text(string(l.Category)).text(string(l.Code)).
-		int(l.LastAt.UnixNano()).int(int64(len(entry))).blob(entry).exec()
+		int(nanos(l.LastAt)).int(int64(len(entry))).blob(entry).exec()
 }
 
 // rewrite replaces an entry. It may pass the bounds: refusing would lose the news of
@@ -139,7 +139,7 @@ func (q *DLQ) rewrite(c *conn, l *gobridge.DeadLetter) (undo func(), err error) 
 	q.scratch = appendLetter(q.scratch[:0], l)
 	size := int64(len(q.scratch))
 	err = c.query("UPDATE dlq SET category = ?, code = ?, last_at = ?, bytes = ?, entry = ? WHERE id = ?").
-		text(string(l.Category)).text(string(l.Code)).int(l.LastAt.UnixNano()).int(size).blob(q.scratch).text(l.ID).exec()
+		text(string(l.Category)).text(string(l.Code)).int(nanos(l.LastAt)).int(size).blob(q.scratch).text(l.ID).exec()
 	return q.change(0, size-before), err
 }
 

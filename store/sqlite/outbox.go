@@ -125,9 +125,8 @@ func (o *Outbox) Pending(ctx context.Context, bindingID string, after uint64, li
 			WHERE o.part = ? AND o.seq > ? ORDER BY o.seq LIMIT ?`).
 			int(p.id).int(int64(min(after, 1<<63-1))).int(int64(limit)).
 			rows(func(s *sqlite3.Stmt) error {
-				r := &gobridge.OutboxRecord{Seq: uint64(s.ColumnInt64(0)), ReplayCount: s.ColumnInt(1)}
-				if at := s.ColumnInt64(2); at != 0 {
-					r.FirstAttemptAt = time.Unix(0, at).UTC()
+				r := &gobridge.OutboxRecord{
+					Seq: uint64(s.ColumnInt64(0)), ReplayCount: s.ColumnInt(1), FirstAttemptAt: timeOf(s.ColumnInt64(2)),
 				}
 				if err := decodeRecord(slices.Clone(s.ColumnRawBlob(3)), r); err != nil {
 					return fmt.Errorf("record %d: %w", r.Seq, err)
@@ -356,11 +355,4 @@ func (j *chargeJob) apply(c *conn) error {
 		}
 	}
 	return nil
-}
-
-func nanos(t time.Time) int64 {
-	if t.IsZero() {
-		return 0
-	}
-	return t.UnixNano()
 }

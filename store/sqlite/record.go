@@ -27,7 +27,7 @@ func appendRecord(dst []byte, r *gobridge.OutboxRecord) []byte {
 	start := len(dst)
 	dst = append(dst, recordMagic...)
 	dst = binary.AppendUvarint(dst, uint64(max(r.Generation, 0)))
-	dst = binary.AppendVarint(dst, r.PersistedAt.UnixNano())
+	dst = binary.AppendVarint(dst, nanos(r.PersistedAt))
 	dst = appendText(dst, r.RouteID)
 	dst = appendText(dst, r.BindingID)
 	dst = appendText(dst, r.Address)
@@ -60,7 +60,7 @@ func appendLetter(dst []byte, l *gobridge.DeadLetter) []byte {
 	dst = binary.AppendUvarint(dst, uint64(max(l.Replays, 0)))
 	dst = binary.AppendUvarint(dst, uint64(max(l.Attempts, 0)))
 	for _, t := range [...]time.Time{l.FirstAt, l.LastAt} {
-		dst = binary.AppendVarint(dst, t.UnixNano())
+		dst = binary.AppendVarint(dst, nanos(t))
 	}
 	for _, s := range [...]string{
 		l.ID, l.Key, l.RouteID, l.BindingID, l.SourceID, string(l.Category), string(l.Code), l.LastError, l.Address,
@@ -138,7 +138,22 @@ func (d *fields) count() int {
 func (d *fields) nanos() time.Time {
 	v, n := binary.Varint(d.b)
 	d.skip(n)
-	return time.Unix(0, v).UTC()
+	return timeOf(v)
+}
+
+// nanos is the stored form of a time: Unix nanoseconds, 0 for none.
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func timeOf(nanos int64) time.Time {
+	if nanos == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanos).UTC()
 }
 
 func (d *fields) text() string {

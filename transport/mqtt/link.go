@@ -66,7 +66,7 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 		ServerUrls:           s.brokers,
 		KeepAlive:            uint16(*s.set.KeepAlive),
 		ReconnectBackoff:     s.backoff.next,
-		ConnectTimeout:       s.set.ConnectTimeout,
+		ConnectTimeout:       max(s.set.ConnectTimeout, s.set.ReconnectTimeout),
 		AttemptConnection:    s.attempt,
 		OnConnectionUp:       s.established,
 		OnConnectionDown:     s.mayReconnect,
@@ -79,7 +79,7 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 			Session:     &s.ledger,
 			PingHandler: &s.pinger,
 			// Bounds CONNECT and SUBSCRIBE; both have a stricter bound of their own.
-			PacketTimeout: max(s.set.ConnectTimeout, s.set.ReconcileTimeout),
+			PacketTimeout: max(s.set.ConnectTimeout, s.set.ReconnectTimeout, s.set.ReconcileTimeout),
 		},
 	}
 	if w := s.set.Will; w.Topic != "" {
@@ -105,11 +105,17 @@ func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, er
 	return cp, nil
 }
 
-// attempt opens one connection. connect_timeout bounds everything up to the
-// CONNACK.
+// attempt opens one connection. connect_timeout, and reconnect_timeout after the
+// first connection, bounds everything up to the CONNACK.
 func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.URL) (net.Conn, error) {
-	deadline := time.Now().Add(s.set.ConnectTimeout)
-	nc, err := dial(ctx, u, s.tls, s.set.ConnectTimeout)
+	s.mu.Lock()
+	bound := s.set.ConnectTimeout
+	if s.connects > 0 {
+		bound = s.set.ReconnectTimeout
+	}
+	s.mu.Unlock()
+	deadline := time.Now().Add(bound)
+	nc, err := dial(ctx, u, s.tls, bound)
 	if err != nil {
 		return nil, err
 	}
