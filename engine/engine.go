@@ -328,12 +328,27 @@ func (e *Engine) Run(ctx context.Context) error {
 	case <-time.After(time.Until(stopAt)):
 		e.log.Error("shutdown_timeout passed before everything was closed")
 	}
+	if n := e.forgotten(); n > 0 {
+		e.log.Warn("dead letters in memory end with the process", "count", n)
+	}
 	err := e.closeStores()
 	if left > 0 {
 		return errors.Join(&UnsettledError{left}, err)
 	}
 	e.log.Info("stopped: every admitted delivery is settled")
 	return err
+}
+
+// forgotten counts the dead letters that end with the process.
+func (e *Engine) forgotten() int {
+	if e.dlq == nil || e.spec.Stores.DLQ.Type != gobridge.StoreMemory {
+		return 0
+	}
+	n, err := e.dlq.Depth(context.Background())
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // drain drains all routes at once and returns how many deliveries were left.

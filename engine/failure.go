@@ -75,6 +75,7 @@ func (r *route) chargeRecord(ref uint32, e *gobridge.Error, now time.Time) {
 	l, rec := &r.legs[ref], r.workOf(ref).d.Record
 	l.ownFault = true
 	rec.ReplayCount++
+	r.bindingOf(ref).m.replays.Inc()
 	if rec.FirstAttemptAt.IsZero() {
 		rec.FirstAttemptAt = now
 	}

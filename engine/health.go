@@ -47,6 +47,9 @@ func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
 	}
 	for _, s := range e.slots {
 		h := s.health()
+		if level != gobridge.LevelFull && s.mayBeAway() {
+			continue
+		}
 		for _, why := range below(&h, level) {
 			reasons = append(reasons, gobridge.Reason{SessionID: s.use.Session.ID, Reason: why})
 		}
@@ -59,6 +62,20 @@ func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
 		}
 	}
 	return reasons
+}
+
+// mayBeAway reports whether a bridge without this session still takes in
+// everything it should: it only sends, and what it sends waits in the outbox.
+func (s *slot) mayBeAway() bool {
+	if s.source != nil || len(s.users) == 0 {
+		return false
+	}
+	for _, u := range s.users {
+		if u.route.outbox == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // below says why a session is below a level.
@@ -118,11 +135,13 @@ func (e *Engine) Topology() gobridge.Topology { return e.spec.Topology(e.kinds) 
 // health says how the route is doing: how many deliveries it works on, the age of
 // the oldest, its latest error and why it is not ready.
 func (r *route) health(now time.Time) (inFlight int, oldest time.Duration, lastErr string, reasons []string) {
+	var stuck time.Duration // since admission: a wait for the rate limit is no stall
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.works {
 		if d := r.works[i].d; d != nil {
 			oldest = max(oldest, now.Sub(d.ReceivedAt))
+			stuck = max(stuck, now.Sub(r.works[i].at))
 		}
 	}
 	if r.draining {
@@ -141,6 +160,9 @@ func (r *route) health(now time.Time) (inFlight int, oldest time.Duration, lastE
 	if r.storeErr != "" {
 		lastErr = r.storeErr
 		reasons = append(reasons, r.storeErr)
+	}
+	if stuck > 2*r.spec.Policy.SendTimeout {
+		reasons = append(reasons, fmt.Sprintf("stalled: the oldest delivery has been worked on for %s", stuck.Round(time.Second)))
 	}
 	return r.inFlight(), oldest, lastErr, reasons
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -318,6 +319,9 @@ func (in *intake) health(now time.Time) (inFlight int, oldest time.Duration, rea
 	}
 	if in.storeErr != "" {
 		reasons = append(reasons, "outbox: "+in.storeErr)
+	}
+	if oldest > 2*in.spec.Policy.SendTimeout && in.storeErr == "" {
+		reasons = append(reasons, fmt.Sprintf("stalled: the outbox has not answered for %s", oldest.Round(time.Second)))
 	}
 	if in.full {
 		reasons = append(reasons, "outbox is full (max_outbox_depth): the source is held")

@@ -34,10 +34,8 @@ type partition struct {
 	outbox      gobridge.Outbox
 	log         *slog.Logger
 	completions *metric.Counter
-	replays     *metric.Counter
 	intake      *intake
 	wake        chan struct{} // to keep, capacity 1
-	started     time.Time
 
 	mu      sync.Mutex
 	emit    gobridge.Emit
@@ -69,9 +67,7 @@ func newPartition(binding string, template *gobridge.Template, outbox gobridge.O
 	p := &partition{
 		binding: binding, template: template, outbox: outbox, log: log,
 		completions: reg.Counter(metric.OutboxCompletions, route, binding),
-		replays:     reg.Counter(metric.OutboxReplays, route, binding),
 		wake:        make(chan struct{}, 1),
-		started:     time.Now(),
 		behind:      true, // what an earlier process left is on disk
 	}
 	p.idle.L = &p.mu
@@ -84,8 +80,8 @@ func (p *partition) take(records []*gobridge.OutboxRecord) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, rec := range records {
-		if rec.BindingID != p.binding || rec.Duplicate {
-			continue
+		if rec.BindingID != p.binding || rec.Duplicate || rec.Seq <= p.next {
+			continue // at or below next it has been read from disk already
 		}
 		if p.behind || p.bytes >= handOffBytes {
 			p.behind, p.skipped = true, rec.Seq
@@ -160,9 +156,6 @@ func (p *partition) read(ctx context.Context) bool {
 	}
 	p.loadErr = ""
 	for _, rec := range records {
-		if rec.PersistedAt.Before(p.started) {
-			p.replays.Inc()
-		}
 		p.push(rec, time.Now())
 	}
 	if len(records) == 0 {

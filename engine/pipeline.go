@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -122,9 +121,6 @@ func (p *pipeline) health(now time.Time) gobridge.RouteHealth {
 		}
 	}
 	h.OldestUnsettledAgeMS = oldest.Milliseconds()
-	if stall := 2 * p.spec.Policy.SendTimeout; oldest > stall {
-		h.Reasons = append(h.Reasons, fmt.Sprintf("stalled: the oldest delivery has waited %s", oldest.Round(time.Second)))
-	}
 	h.Ready = len(h.Reasons) == 0
 	return h
 }

@@ -104,12 +104,12 @@ func (r *route) inject(letter *gobridge.DeadLetter, binding int, way *redrive) (
 	slot := r.free[len(r.free)-1]
 	r.free = r.free[:len(r.free)-1]
 	r.seq++
-	r.works[slot] = work{d: d, seq: r.seq, open: 1, redrive: way}
+	r.works[slot] = work{d: d, at: now, seq: r.seq, open: 1, redrive: way}
 	ref := slot*uint32(len(r.bindings)) + uint32(binding)
 	l := &r.legs[ref]
 	out := l.out
 	*l = leg{out: out, first: letter.FirstAt}
-	l.out.Envelope, l.out.Slot = &d.Envelope, 0
+	l.out.Envelope, l.out.Address, l.out.Slot = &d.Envelope, "", 0 // the binding may have been corrected
 	r.route(ref, now)
 	return true, nil
 }

@@ -28,6 +28,10 @@ func TestRedriveDeletesTheEntryOnlyAfterTheDestinationConfirmed(t *testing.T) {
 					t.Fatalf("entry after a failed redrive: %+v, want the same one, updated", all)
 				}
 
+				// The slot serves another message in between.
+				b.dst.SetAnswer(nil)
+				b.src.Publish(memory.Message{Topic: "in/other", Payload: []byte("other"), ID: "other", QoS: 1})
+				synctest.Wait()
 				b.dst.SetDown(true)
 				if err := b.engine.Redrive(context.Background(), letter.ID); err == nil || !gobridge.AsError(err).Outage {
 					t.Errorf("redrive into an outage returned %v", err)
@@ -42,7 +46,7 @@ func TestRedriveDeletesTheEntryOnlyAfterTheDestinationConfirmed(t *testing.T) {
 					t.Errorf("%d entries after a confirmed redrive", n)
 				}
 				sent := b.dst.Sent()
-				if len(sent) != 1 || sent[0].ID != "id-0" || sent[0].Topic != "out/in/0" {
+				if len(sent) != 2 || sent[1].ID != "id-0" || sent[1].Topic != "out/in/0" {
 					t.Errorf("sent %+v, want the original message", sent)
 				}
 				if err := b.engine.Redrive(context.Background(), letter.ID); !errors.Is(err, gobridge.ErrNotFound) {

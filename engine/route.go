@@ -48,6 +48,7 @@ type leg struct {
 // work is one admitted delivery.
 type work struct {
 	d        *gobridge.Delivery
+	at       time.Time // of admission
 	seq      uint64
 	deadline time.Time // expiry or age limit, zero is none
 	open     int       // legs not done
@@ -150,7 +151,7 @@ func (r *route) admit(d *gobridge.Delivery, now time.Time) {
 	r.free = r.free[:len(r.free)-1]
 	r.seq++
 	w := &r.works[slot]
-	*w = work{d: d, seq: r.seq, open: len(r.bindings), deadline: r.deadline(&d.Envelope)}
+	*w = work{d: d, at: now, seq: r.seq, open: len(r.bindings), deadline: r.deadline(&d.Envelope)}
 	if d.Record == nil {
 		r.m.received.Inc()
 	}
