@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,6 +130,10 @@ func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.U
 
 // connectFailed is called after each attempt that did not end in a connection.
 func (s *session) connectFailed(err error) {
+	if _, answered := errors.AsType[*autopaho.ConnackError](err); !answered {
+		// The library puts the whole URL in front, with a query that may hold a secret.
+		err = cmp.Or(errors.Unwrap(err), err)
+	}
 	mapped := MapError(err)
 	s.count.connectFailures.Get(string(mapped.Code)).Inc()
 	permanent := false

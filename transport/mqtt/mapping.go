@@ -265,9 +265,10 @@ func fillPublish(p *wire.Publish, props []wire.UserProperty, e *gobridge.Envelop
 		props = append(props, h)
 		metadata += userPropertyBytes(h)
 	}
+	// The hop count comes first: without it a loop has no end.
 	for _, h := range [...]wire.UserProperty{
-		{Name: gobridge.PropertyMessageID, Value: e.ID},
 		{Name: gobridge.PropertyHops, Value: strconv.Itoa(e.Hops + 1)},
+		{Name: gobridge.PropertyMessageID, Value: e.ID},
 	} {
 		if identified && h.Name == gobridge.PropertyMessageID || len(h.Value) > wire.MaxString || !wire.ValidString(bytesOf(h.Value)) {
 			continue

@@ -127,6 +127,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 	for _, spec := range use.Senders {
 		o := senderSettings(spec)
 		s.out.qos2 = s.out.qos2 || o.QoS == "2" || o.QoS == Preserve
+		s.out.confirm = s.out.confirm || o.QoS != "0" && set.OnQoSDowngrade != DowngradeAccept
 		s.senders[spec.ID] = &sender{
 			out: s.out, qos: o.QoS, retain: o.Retain, timeout: o.Timeout, throttle: *o.ThrottleRetryAfter,
 		}
