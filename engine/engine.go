@@ -109,39 +109,46 @@ func (e *Engine) openStores() error {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 	stores, b := &e.spec.Stores, &e.spec.Bridge
-	var err error
 	for _, k := range e.kinds.DLQs {
 		if k.Name != stores.DLQ.Type {
 			continue
 		}
-		if e.dlq, err = k.Open(ctx, b, &stores.DLQ, env); err != nil {
+		dlq, err := k.Open(ctx, b, &stores.DLQ, env)
+		if err != nil {
 			return fmt.Errorf("open dead-letter queue: %w", err)
 		}
+		e.dlq = dlq
 		e.metrics.GaugeFunc(metric.DLQDepth, e.dlqDepth)
 	}
 	for _, k := range e.kinds.Ledgers {
 		if k.Name != stores.ReplayLedger.Type {
 			continue
 		}
-		if e.ledger, err = k.Open(ctx, b, &stores.ReplayLedger, env); err != nil {
+		ledger, err := k.Open(ctx, b, &stores.ReplayLedger, env)
+		if err != nil {
 			return fmt.Errorf("open replay ledger: %w", err)
 		}
+		e.ledger = ledger
 	}
 	for _, k := range e.kinds.Outboxes {
 		if k.Name != stores.Outbox.Type || !e.spec.UsesOutbox() {
 			continue
 		}
-		if e.outbox, err = k.Open(ctx, b, &stores.Outbox, env); err != nil {
+		outbox, err := k.Open(ctx, b, &stores.Outbox, env)
+		if err != nil {
 			return fmt.Errorf("open outbox: %w", err)
 		}
+		e.outbox = outbox
 	}
 	for _, k := range e.kinds.Histories {
 		if k.Name != stores.ManagedSubscriptions.Type {
 			continue
 		}
-		if e.history, err = k.Open(ctx, b, &stores.ManagedSubscriptions, env); err != nil {
+		history, err := k.Open(ctx, b, &stores.ManagedSubscriptions, env)
+		if err != nil {
 			return fmt.Errorf("open managed subscription history: %w", err)
 		}
+		e.history = history
 	}
 	return nil
 }

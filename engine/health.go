@@ -55,6 +55,12 @@ func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
 		}
 	}
 	if level == gobridge.LevelFull {
+		for _, f := range e.Stores() {
+			if s := f.Salvaged(); s != nil {
+				reasons = append(reasons, gobridge.Reason{Reason: fmt.Sprintf(
+					"store %s was damaged: %d messages were salvaged, %d are lost (gobridge store acknowledge ends this report)", f.Path(), s.Salvaged, s.Lost)})
+			}
+		}
 		for _, p := range e.pipelines {
 			for _, why := range p.health(time.Now()).Reasons {
 				reasons = append(reasons, gobridge.Reason{RouteID: p.spec.ID, Reason: why})
