@@ -72,7 +72,7 @@ func (r *route) abandon(ref uint32) {
 	l.state = legDone
 	w.open--
 	if w.redrive != nil {
-		w.redrive.done <- gobridge.ErrClosed
+		w.redrive.finish(gobridge.ErrClosed)
 		return
 	}
 	if w.d.Record == nil { // a record is where it was

@@ -39,6 +39,8 @@ type Engine struct {
 	outbox    gobridge.Outbox
 	history   gobridge.History
 
+	redriving sync.Map // ids of dead letters under way
+
 	mu       sync.Mutex
 	running  bool
 	stopping bool

@@ -16,6 +16,13 @@ type redrive struct {
 	id       string
 	category gobridge.Category
 	done     chan error // capacity 1
+	release  func()     // the entry may be sent again
+}
+
+// finish tells the outcome.
+func (w *redrive) finish(err error) {
+	w.release()
+	w.done <- err
 }
 
 // Redrive sends one dead letter again to the binding that failed, with its original
@@ -43,10 +50,17 @@ func (e *Engine) Redrive(ctx context.Context, id string) error {
 			Hint: "export the dead letter, or bring the binding back",
 		}
 	}
-	way := &redrive{id: id, category: letter.Category, done: make(chan error, 1)}
+	if _, underWay := e.redriving.LoadOrStore(id, true); underWay {
+		return &gobridge.Error{
+			Code: gobridge.CodeUnavailable, Class: gobridge.ClassTransient, Op: fmt.Sprintf("redrive %s: it is under way already", id),
+			Hint: "look again later",
+		}
+	}
+	way := &redrive{id: id, category: letter.Category, done: make(chan error, 1), release: func() { e.redriving.Delete(id) }}
 	for {
 		taken, err := r.inject(letter, binding, way)
 		if err != nil {
+			way.release()
 			return fmt.Errorf("redrive %s: %w", id, err)
 		}
 		if taken {
@@ -54,6 +68,7 @@ func (e *Engine) Redrive(ctx context.Context, id string) error {
 		}
 		select {
 		case <-ctx.Done():
+			way.release()
 			return fmt.Errorf("redrive %s: wait for a slot of route %s: %w", id, r.id, ctx.Err())
 		case <-time.After(redriveRetry):
 		}
@@ -125,7 +140,7 @@ func (settled) Extend(time.Time) error           { return gobridge.ErrNotSupport
 // Called with mu held.
 func (r *route) arrived(way *redrive, err error) {
 	if err != nil {
-		way.done <- err
+		way.finish(err)
 		return
 	}
 	r.arrivals = append(r.arrivals, way)
@@ -137,8 +152,8 @@ func (r *route) unbury(way *redrive) {
 	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
 	defer cancel()
 	if _, err := r.dlq.Delete(ctx, way.id); err != nil {
-		way.done <- fmt.Errorf("redrive %s: delivered, but its entry could not be deleted: %w", way.id, err)
+		way.finish(fmt.Errorf("redrive %s: delivered, but its entry could not be deleted: %w", way.id, err))
 		return
 	}
-	way.done <- nil
+	way.finish(nil)
 }

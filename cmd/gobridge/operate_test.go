@@ -25,9 +25,9 @@ import (
 const testKey = "S3cr3t-of-operations"
 
 // TestOperatorCommands runs scripts beside a bridge that is played by the real admin
-// API ($URL, key $KEY) on dead letters $ID1 to $ID3 and an outbox, and with the
-// stores of a stopped bridge (bridge.yaml) that hold dead letters $OLD1 and $OLD2 and
-// one outbox record.
+// API ($URL, key $KEY) on dead letters $ID1 to $ID3 and an outbox. In the scripts,
+// stopped makes the stores of a stopped bridge (bridge.yaml) that hold dead letters
+// $OLD1 and $OLD2 and three outbox records, and hold keeps them open.
 func TestOperatorCommands(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -35,10 +35,11 @@ func TestOperatorCommands(t *testing.T) {
 		RequireUniqueNames: true,
 		Setup:              setUpOperation,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"code":  code,
-			"json":  isJSON,
-			"lines": countLines,
-			"hold":  holdStores,
+			"code":    code,
+			"json":    isJSON,
+			"lines":   countLines,
+			"stopped": prepareStopped,
+			"hold":    holdStores,
 		},
 	})
 }
@@ -51,14 +52,11 @@ func setUpOperation(env *testscript.Env) error {
 	env.Defer(p.close)
 	env.Setenv("URL", p.server.URL)
 	env.Setenv("KEY", testKey)
-	if err := setIDs(env, "ID", p.dlq); err != nil {
-		return err
-	}
-	return prepareStopped(env)
+	return setIDs(env, "ID", p.dlq)
 }
 
 // setIDs puts the ids of dead letters into variables.
-func setIDs(env *testscript.Env, prefix string, q gobridge.DLQ) error {
+func setIDs(env interface{ Setenv(name, value string) }, prefix string, q gobridge.DLQ) error {
 	n := 0
 	for d, err := range q.List(context.Background(), gobridge.DLQFilter{}) {
 		if err != nil {
@@ -216,23 +214,20 @@ routes:
 `
 
 // prepareStopped writes the config and fills its stores.
-func prepareStopped(env *testscript.Env) error {
-	if err := os.WriteFile(filepath.Join(env.WorkDir, "bridge.yaml"), []byte(stoppedConfig), 0o600); err != nil {
-		return err
+func prepareStopped(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: stopped")
 	}
-	if err := os.Mkdir(filepath.Join(env.WorkDir, "data"), 0o750); err != nil {
-		return err
-	}
-	s, err := openTestStores(env.WorkDir)
-	if err != nil {
-		return err
-	}
+	dir := ts.Getenv("WORK")
+	ts.Check(os.WriteFile(filepath.Join(dir, "bridge.yaml"), []byte(stoppedConfig), 0o600))
+	ts.Check(os.Mkdir(filepath.Join(dir, "data"), 0o750))
+	s, err := openTestStores(dir)
+	ts.Check(err)
 	for _, d := range testLetters()[:2] {
-		if _, err := s.dlq.Put(context.Background(), &d); err != nil {
-			return errors.Join(err, s.close())
-		}
+		_, e := s.dlq.Put(context.Background(), &d)
+		err = errors.Join(err, e)
 	}
-	return errors.Join(persist(s.outbox), setIDs(env, "OLD", s.dlq), s.close())
+	ts.Check(errors.Join(err, persist(s.outbox), setIDs(ts, "OLD", s.dlq), s.close()))
 }
 
 // openTestStores opens the stores of stoppedConfig in dir.

@@ -74,7 +74,8 @@ func BenchmarkOutbox(b *testing.B) {
 	body := make([]byte, 512)
 	for _, n := range []int{1, 16, 64, 256} {
 		b.Run(fmt.Sprintf("underway=%d", n), func(b *testing.B) {
-			o := benchOutbox(b, b.TempDir())
+			dir := b.TempDir()
+			o := benchOutbox(b, dir)
 			done := &benchDone{o, make(chan struct{}, n)}
 			for range n {
 				done.places <- struct{}{}
@@ -92,6 +93,11 @@ func BenchmarkOutbox(b *testing.B) {
 			if err := o.Close(); err != nil {
 				b.Fatal(err)
 			}
+			info, err := os.Stat(filepath.Join(dir, fileName))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportMetric(float64(info.Size())/float64(b.N), "file-bytes/msg")
 		})
 	}
 }
