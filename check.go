@@ -13,6 +13,8 @@ import (
 const (
 	// StoreMemory keeps everything in memory: it is gone when the process ends.
 	StoreMemory = "memory"
+	// StoreSQLite keeps everything in a file below bridge.data_dir.
+	StoreSQLite = "sqlite"
 	// StoreNone as stores.dlq.type says that there is no dead-letter queue.
 	StoreNone = "none"
 )
@@ -25,17 +27,13 @@ var notAvailable = map[string]string{
 	"session_mode exclusive":         "write session_mode: persistent",
 	"credentials_uri":                "write options.session.username and password, from the environment as ${NAME}",
 	"lease":                          "remove the block",
-	"delivery_mode shared_outbox":    "write delivery_mode: direct_hold",
 	"processors":                     "remove them from the route",
 	"transport sqs":                  "write transport: mqtt",
 	"transport http":                 "write transport: mqtt",
 	"transport amqp":                 "write transport: mqtt",
-	"store type sqlite":              "write type: memory",
-	"store type postgres":            "write type: memory",
-	"store type dynamodb":            "write type: memory",
-	"store outbox":                   "remove the block; routes hold messages at their source (direct_hold)",
+	"store type postgres":            "write type: sqlite",
+	"store type dynamodb":            "write type: sqlite",
 	"store lease":                    "remove the block",
-	"store managed_subscriptions":    "remove the block",
 	"telemetry.otlp_endpoint":        "remove it; metrics are served at /metrics",
 	"options.client_id_suffix":       "give each instance a client_id of its own",
 	"a shared subscription ($share)": "subscribe to the filter without $share/<group>/",
@@ -263,40 +261,53 @@ func (c *checker) checkBridge() {
 
 func (c *checker) checkStores() {
 	s := &c.spec.Stores
-	dlqs := map[string]func() any{StoreNone: nil}
-	for _, k := range c.kinds.DLQs {
-		dlqs[k.Name] = k.Options
-	}
-	c.checkStore("stores.dlq", &s.DLQ, dlqs, "dead letters")
-	ledgers := map[string]func() any{}
-	for _, k := range c.kinds.Ledgers {
-		ledgers[k.Name] = k.Options
-	}
-	c.checkStore("stores.replay_ledger", &s.ReplayLedger, ledgers, "the counts of failed attempts")
-	for _, other := range []struct {
-		name string
-		spec *StoreSpec
-	}{{"outbox", &s.Outbox}, {"lease", &s.Lease}, {"managed_subscriptions", &s.ManagedSubscriptions}} {
-		if other.spec.Type != "" || other.spec.Options != nil {
-			c.unavailable("stores."+other.name, "store "+other.name)
-		}
+	c.checkStore("dlq", &s.DLQ, "dead letters", true)
+	c.checkStore("replay_ledger", &s.ReplayLedger, "the counts of failed attempts", true)
+	c.checkStore("outbox", &s.Outbox, "the messages of shared_outbox routes (G08)", c.spec.UsesOutbox())
+	c.checkStore("managed_subscriptions", &s.ManagedSubscriptions, "the filters of durable sessions",
+		c.spec.usesHistory() && len(c.kinds.Histories) > 0)
+	if s.Lease.Type != "" || s.Lease.Options != nil {
+		c.unavailable("stores.lease", "store lease")
 	}
 }
 
-// checkStore completes one store: unset is memory, which is announced (G08).
-func (c *checker) checkStore(path string, s *StoreSpec, kinds map[string]func() any, keeps string) {
+// usesHistory reports whether a session of the spec is durable and receives.
+func (s *Spec) usesHistory() bool { return len(s.Receivers) > 0 }
+
+// checkStore completes one store. Unset is the durable kind where there is one;
+// what is kept in memory is announced (G08) where it matters.
+func (c *checker) checkStore(role string, s *StoreSpec, keeps string, used bool) {
+	path := "stores." + role
+	kinds := map[string]func() any{}
+	for _, k := range c.kinds.Stores(role) {
+		kinds[k.Name] = k.Options
+	}
+	if role == "dlq" {
+		kinds[StoreNone] = nil
+	}
 	if s.Type == "" {
-		s.Type = StoreMemory
+		if !used {
+			return
+		}
+		s.Type = c.kinds.DefaultStore(role)
 	}
 	options, known := kinds[s.Type]
 	if !known {
 		if !c.unavailable(path+".type", "store type "+s.Type) {
-			c.fault(path+".type", fmt.Sprintf("there is no store type %q here", s.Type), "write one of "+names(kinds))
+			hint := "write one of " + names(kinds)
+			if len(kinds) == 0 {
+				hint = "no kind of this store is built in"
+			}
+			c.fault(path+".type", fmt.Sprintf("there is no store type %q here", s.Type), hint)
 		}
 		return
 	}
-	if s.Type == StoreMemory {
-		c.warn(path, keeps+" are kept in memory and are lost when the process ends", "no durable store is available in this version")
+	if s.Type == StoreMemory && used {
+		hint := "write type: sqlite to keep them"
+		if _, durable := kinds[StoreSQLite]; !durable {
+			hint = "there is no durable store here"
+		}
+		c.warn(path, keeps+" are kept in memory and are lost when the process ends", hint)
 	}
 	if options != nil && c.options(path+".options", &s.Options, options) {
 		c.checkOptions(path+".options", s.Options)

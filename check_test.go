@@ -85,8 +85,8 @@ func warnings(problems []Problem) []string {
 }
 
 const (
-	memoryDLQ    = "stores.dlq: dead letters are kept in memory and are lost when the process ends (no durable store is available in this version)"
-	memoryLedger = "stores.replay_ledger: the counts of failed attempts are kept in memory and are lost when the process ends (no durable store is available in this version)"
+	memoryDLQ    = "stores.dlq: dead letters are kept in memory and are lost when the process ends (there is no durable store here)"
+	memoryLedger = "stores.replay_ledger: the counts of failed attempts are kept in memory and are lost when the process ends (there is no durable store here)"
 )
 
 func TestCheckCompletesAShortSpec(t *testing.T) {
@@ -304,15 +304,15 @@ func TestCheckRefuses(t *testing.T) {
 
 		{"later stores", func(s *Spec) {
 			s.Stores = StoresSpec{
-				Outbox: StoreSpec{Type: "sqlite"}, DLQ: StoreSpec{Type: "sqlite"}, Lease: StoreSpec{Options: &testSender{}},
-				ManagedSubscriptions: StoreSpec{Type: "memory"}, ReplayLedger: StoreSpec{Type: "sqlite"},
+				Outbox: StoreSpec{Type: "dynamodb"}, DLQ: StoreSpec{Type: "postgres"}, Lease: StoreSpec{Options: &testSender{}},
+				ManagedSubscriptions: StoreSpec{Type: "memory"}, ReplayLedger: StoreSpec{Type: "postgres"},
 			}
 		}, []string{
-			"stores.dlq.type: store type sqlite is not available in this version (write type: memory)",
-			"stores.replay_ledger.type: store type sqlite is not available in this version (write type: memory)",
-			"stores.outbox: store outbox is not available in this version (remove the block; routes hold messages at their source (direct_hold))",
+			"stores.dlq.type: store type postgres is not available in this version (write type: sqlite)",
+			"stores.replay_ledger.type: store type postgres is not available in this version (write type: sqlite)",
+			"stores.outbox.type: store type dynamodb is not available in this version (write type: sqlite)",
+			`stores.managed_subscriptions.type: there is no store type "memory" here (no kind of this store is built in)`,
 			"stores.lease: store lease is not available in this version (remove the block)",
-			"stores.managed_subscriptions: store managed_subscriptions is not available in this version (remove the block)",
 		}},
 		{"unknown store", func(s *Spec) { s.Stores.DLQ.Type, s.Stores.ReplayLedger.Type = "dsik", "none" }, []string{
 			`stores.dlq.type: there is no store type "dsik" here (write one of disk, memory, none)`,
@@ -338,7 +338,7 @@ func TestCheckRefuses(t *testing.T) {
 			"routes[0].dispatch_mode: dispatch_mode single has 2 bindings (write dispatch_mode: fan_out for a copy to each binding, or keep one binding)",
 		}},
 		{"later modes", route(func(r *RouteSpec) { r.DeliveryMode, r.Processors = SharedOutbox, []string{"f"} }), []string{
-			"routes[0].delivery_mode: delivery_mode shared_outbox is not available in this version (write delivery_mode: direct_hold)",
+			`stores.outbox.type: there is no store type "memory" here (no kind of this store is built in)`,
 			"routes[0].processors: processors is not available in this version (remove them from the route)",
 		}},
 		{"no address", route(func(r *RouteSpec) { r.Bindings[0].Address = "" }), []string{
@@ -467,7 +467,7 @@ func TestCheckWarns(t *testing.T) {
 func TestCheckWithoutKinds(t *testing.T) {
 	want := []string{
 		`stores.dlq.type: there is no store type "memory" here (write one of none)`,
-		`stores.replay_ledger.type: there is no store type "memory" here (write one of )`,
+		`stores.replay_ledger.type: there is no store type "memory" here (no kind of this store is built in)`,
 		`sessions[0].transport: there is no transport "test" here (write one of )`,
 		`sessions[1].transport: there is no transport "test" here (write one of )`,
 	}

@@ -22,6 +22,9 @@ type Delivery struct {
 	Redeliverable bool
 	// ReceivedAt is the time of receipt, monotonic reading included.
 	ReceivedAt time.Time
+	// Record is the outbox record that the delivery stands for, nil when it comes from
+	// a source.
+	Record *OutboxRecord
 
 	settler Settler
 	settled atomic.Bool

@@ -69,6 +69,8 @@ type Envelope struct {
 const (
 	// PropertyMessageID carries the producer's identity of a message.
 	PropertyMessageID = "mqtt.message-id"
+	// PropertySubject carries the subject of a message.
+	PropertySubject = "gobridge.subject"
 	// PropertyHops carries the number of bridges crossed.
 	PropertyHops = "gobridge-hops"
 	// ReservedPrefix starts the names of internal properties: stripped from what

@@ -45,6 +45,7 @@ const (
 	CodeNotSupported      Code = "NOT_SUPPORTED"
 	CodeVersionMismatch   Code = "VERSION_MISMATCH"
 	CodeDuplicateRecord   Code = "DUPLICATE_RECORD"
+	CodeStaleFence        Code = "STALE_FENCING_TOKEN"
 	CodeInternal          Code = "INTERNAL"
 	CodePoisonMessage     Code = "POISON_MESSAGE"
 	CodeHopLimit          Code = "HOP_LIMIT"
@@ -123,6 +124,8 @@ var (
 	ErrFull = &Error{Code: CodeStoreFull, Class: ClassTransient, Op: "store is full"}
 	// ErrNotFound: no such entry.
 	ErrNotFound = &Error{Code: CodeNotFound, Class: ClassPermanent, Op: "not found"}
+	// ErrStaleFence: another owner has taken the store since this handle was opened.
+	ErrStaleFence = &Error{Code: CodeStaleFence, Class: ClassPermanent, Op: "another owner has taken the store"}
 	// ErrClosed: the thing has been stopped.
 	ErrClosed = &Error{Code: CodeShutdown, Class: ClassTransient, Outage: true, Op: "closed"}
 )

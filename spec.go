@@ -22,7 +22,7 @@ type BridgeSpec struct {
 	ID              string        `yaml:"id" doc:"name of the bridge; part of derived client ids" required:"true"`
 	InstanceID      string        `yaml:"instance_id" doc:"name of this process" default:"the host name" derived:"true"`
 	DataDir         string        `yaml:"data_dir" doc:"directory of the local stores" default:"./gobridge-data"`
-	DeploymentMode  string        `yaml:"deployment_mode" doc:"how many instances run this config" default:"standalone" enum:"standalone,clustered"`
+	DeploymentMode  string        `yaml:"deployment_mode" doc:"how many instances run this config; clustered is not available in this version" default:"standalone" enum:"standalone,clustered"`
 	ShutdownTimeout time.Duration `yaml:"shutdown_timeout" doc:"the whole time between the signal and the exit" default:"30s"`
 	DrainTimeout    time.Duration `yaml:"drain_timeout" doc:"the part of shutdown_timeout for messages in flight" default:"20s"`
 }
@@ -31,7 +31,7 @@ type BridgeSpec struct {
 type StoresSpec struct {
 	Outbox               StoreSpec `yaml:"outbox" doc:"messages of shared_outbox routes"`
 	DLQ                  StoreSpec `yaml:"dlq" doc:"dead letters; type none: no dead-letter queue"`
-	Lease                StoreSpec `yaml:"lease" doc:"ownership of exclusive sessions"`
+	Lease                StoreSpec `yaml:"lease" doc:"ownership of exclusive sessions; not available in this version"`
 	ManagedSubscriptions StoreSpec `yaml:"managed_subscriptions" doc:"filters that a durable session has in its broker"`
 	ReplayLedger         StoreSpec `yaml:"replay_ledger" doc:"charged attempts of messages whose source does not count"`
 }
@@ -47,9 +47,9 @@ const (
 type SessionSpec struct {
 	ID             string    `yaml:"id" doc:"name of the session" required:"true"`
 	Transport      string    `yaml:"transport" doc:"the technology" required:"true"`
-	Mode           string    `yaml:"session_mode" doc:"what the broker keeps while the bridge is away" default:"persistent with a QoS 1 or 2 receiver, else ephemeral" derived:"true" enum:"ephemeral,persistent,exclusive"`
-	CredentialsURI string    `yaml:"credentials_uri" doc:"where the credentials come from: file://... or env://PREFIX"`
-	Lease          LeaseSpec `yaml:"lease" doc:"ownership of an exclusive session"`
+	Mode           string    `yaml:"session_mode" doc:"what the broker keeps while the bridge is away; exclusive is not available in this version" default:"persistent with a QoS 1 or 2 receiver, else ephemeral" derived:"true" enum:"ephemeral,persistent,exclusive"`
+	CredentialsURI string    `yaml:"credentials_uri" doc:"where the credentials come from; not available in this version"`
+	Lease          LeaseSpec `yaml:"lease" doc:"ownership of an exclusive session; not available in this version"`
 	Options        any       `yaml:"options" doc:"options of the transport"`
 }
 
@@ -116,7 +116,7 @@ type RouteSpec struct {
 	DeliveryMode string        `yaml:"delivery_mode" doc:"what must hold a message before its source is told: the destination, or the durable outbox" default:"direct_hold" enum:"direct_hold,shared_outbox"`
 	DispatchMode string        `yaml:"dispatch_mode" doc:"one binding, or a copy to each" default:"single" enum:"single,fan_out"`
 	Bindings     []BindingSpec `yaml:"bindings" doc:"the destinations"`
-	Processors   []string      `yaml:"processors" doc:"processors to run, in order"`
+	Processors   []string      `yaml:"processors" doc:"processors to run, in order; not available in this version"`
 	Policy       PolicySpec    `yaml:"policy" doc:"limits and decisions"`
 }
 
@@ -139,9 +139,9 @@ type PolicySpec struct {
 	MaxOutboxDepth     int            `yaml:"max_outbox_depth" doc:"shared_outbox: records waiting before the source is held" default:"10000"`
 	OnPermanentFailure string         `yaml:"on_permanent_failure" doc:"what becomes of a message that cannot be delivered" default:"dlq" enum:"dlq,drop"`
 	OnExpired          string         `yaml:"on_expired" doc:"what becomes of an expired message" default:"dlq" enum:"dlq,drop"`
-	OnFiltered         string         `yaml:"on_filtered" doc:"what becomes of a message that a processor filtered" default:"drop" enum:"dlq,drop"`
+	OnFiltered         string         `yaml:"on_filtered" doc:"what becomes of a message that a processor filtered (no processors in this version)" default:"drop" enum:"dlq,drop"`
 	AllowRetryDrop     bool           `yaml:"allow_retry_drop" doc:"permit the loss of a failing message that its source cannot deliver again and that no dead-letter queue keeps" default:"false"`
-	ProcessorTimeout   time.Duration  `yaml:"processor_timeout" doc:"bound of one processor" default:"5s"`
+	ProcessorTimeout   time.Duration  `yaml:"processor_timeout" doc:"bound of one processor (no processors in this version)" default:"5s"`
 	RateLimit          float64        `yaml:"rate_limit" doc:"messages a second; 0 is no limit" default:"0"`
 	MaxAge             time.Duration  `yaml:"max_age" doc:"older messages are expired; 0s is no limit" default:"0s"`
 	MaxHops            int            `yaml:"max_hops" doc:"bridges that a message may have crossed" default:"8" min:"1"`
@@ -178,4 +178,14 @@ func (p Problem) String() string {
 		s += " (" + p.Hint + ")"
 	}
 	return s
+}
+
+// UsesOutbox reports whether a route of the spec needs an outbox.
+func (s *Spec) UsesOutbox() bool {
+	for i := range s.Routes {
+		if s.Routes[i].DeliveryMode == SharedOutbox {
+			return true
+		}
+	}
+	return false
 }

@@ -73,6 +73,10 @@ type DLQ interface {
 	Get(ctx context.Context, id string) (*DeadLetter, error)
 	// List yields the entries that the filter selects, oldest first.
 	List(ctx context.Context, f DLQFilter) iter.Seq2[*DeadLetter, error]
+	// CountReplay adds one to the Replays of an entry, durably, and returns the new
+	// number: the generation of the redrive that follows (F2). ErrNotFound without an
+	// entry.
+	CountReplay(ctx context.Context, id string) (int, error)
 	// Delete removes entries and returns how many existed.
 	Delete(ctx context.Context, ids ...string) (int, error)
 	// Depth is the number of entries.

@@ -187,14 +187,19 @@ type SessionUse struct {
 type Env struct {
 	Logger  *slog.Logger
 	Metrics *metric.Registry
+	// History is for the sessions. Nil: they have none, and know nothing of what an
+	// earlier process subscribed to.
+	History History
 }
 
 // Kinds is the list of everything that a spec can name. Package kinds builds the
 // complete one; an embedder may build a smaller one.
 type Kinds struct {
 	Transports []*Transport
+	Outboxes   []*OutboxKind
 	DLQs       []*DLQKind
 	Ledgers    []*LedgerKind
+	Histories  []*HistoryKind
 }
 
 // Transport returns the transport of that name, nil when there is none.
@@ -205,4 +210,45 @@ func (k *Kinds) Transport(name string) *Transport {
 		}
 	}
 	return nil
+}
+
+// StoreKind is the name and the options of one kind of store.
+type StoreKind struct {
+	Name    string
+	Options func() any
+}
+
+// Stores lists the kinds for one role, a key of the config's stores block.
+func (k *Kinds) Stores(role string) []StoreKind {
+	var all []StoreKind
+	switch role {
+	case "outbox":
+		for _, s := range k.Outboxes {
+			all = append(all, StoreKind{s.Name, s.Options})
+		}
+	case "dlq":
+		for _, s := range k.DLQs {
+			all = append(all, StoreKind{s.Name, s.Options})
+		}
+	case "replay_ledger":
+		for _, s := range k.Ledgers {
+			all = append(all, StoreKind{s.Name, s.Options})
+		}
+	case "managed_subscriptions":
+		for _, s := range k.Histories {
+			all = append(all, StoreKind{s.Name, s.Options})
+		}
+	}
+	return all
+}
+
+// DefaultStore is the kind of a role whose type is not written: the durable one where
+// there is one.
+func (k *Kinds) DefaultStore(role string) string {
+	for _, s := range k.Stores(role) {
+		if s.Name == StoreSQLite {
+			return StoreSQLite
+		}
+	}
+	return StoreMemory
 }

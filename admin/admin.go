@@ -1,5 +1,5 @@
-// Package admin serves the HTTP listener of a bridge: probes, metrics and the
-// read-only monitor API.
+// Package admin serves the HTTP listener of a bridge: probes, metrics, the read-only
+// monitor API and the admin API.
 //
 //	GET /livez                        200, or 503 when only a restart helps
 //	GET /readyz[?level=LEVEL]         200 or 503, with a reason for each session and route
@@ -7,9 +7,11 @@
 //	GET /api/v1/monitor/deephealth    gobridge.BridgeHealth
 //	GET /api/v1/monitor/topology      gobridge.Topology
 //	GET /                             a page that links these
+//	/api/v1/admin/...                 see API
 //
-// Everything is open to whoever reaches the listener and holds no secret; the
-// default listener is loopback. Errors are JSON: {"error": "...", "hint": "..."}.
+// Everything but the admin API is open to whoever reaches the listener and holds no
+// secret; the default listener is loopback. Errors are JSON: {"error": "...",
+// "hint": "..."}.
 package admin
 
 import (
@@ -33,7 +35,7 @@ type Bridge interface {
 }
 
 // NewHandler returns the handler of the whole listener.
-func NewHandler(b Bridge, metrics *metric.Registry, logger *slog.Logger) http.Handler {
+func NewHandler(b Bridge, api *API, metrics *metric.Registry, logger *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", livez(b))
 	mux.HandleFunc("GET /readyz", readyz(b))
@@ -42,6 +44,7 @@ func NewHandler(b Bridge, metrics *metric.Registry, logger *slog.Logger) http.Ha
 	mux.HandleFunc("GET /api/v1/monitor/topology", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, b.Topology())
 	})
+	mux.Handle("/api/v1/admin/", api)
 	mux.HandleFunc("GET /{$}", index(b))
 	return secure(jsonErrors(mux))
 }

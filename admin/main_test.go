@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"context"
 	"log/slog"
 	"testing"
 
@@ -29,4 +30,28 @@ func (f *fakeBridge) Topology() gobridge.Topology                         { retu
 func testLogger(t *testing.T) *slog.Logger {
 	t.Helper()
 	return slog.New(slog.NewTextHandler(t.Output(), nil))
+}
+
+// fakeOperator has what a test puts into it. Redrive deletes the entry, or gives the
+// error of its id.
+type fakeOperator struct {
+	dlq    gobridge.DLQ
+	outbox gobridge.Outbox
+	stores []gobridge.FileStore
+	// redrive answers instead, when it is set.
+	redrive func(ctx context.Context, id string) error
+}
+
+var _ Operator = (*fakeOperator)(nil)
+
+func (f *fakeOperator) DLQ() gobridge.DLQ            { return f.dlq }
+func (f *fakeOperator) Outbox() gobridge.Outbox      { return f.outbox }
+func (f *fakeOperator) Stores() []gobridge.FileStore { return f.stores }
+
+func (f *fakeOperator) Redrive(ctx context.Context, id string) error {
+	if f.redrive != nil {
+		return f.redrive(ctx, id)
+	}
+	_, err := f.dlq.Delete(ctx, id)
+	return err
 }

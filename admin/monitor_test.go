@@ -17,7 +17,7 @@ import (
 func request(t *testing.T, b Bridge, method, target string) *http.Response {
 	t.Helper()
 	w := httptest.NewRecorder()
-	NewHandler(b, metric.NewRegistry(), testLogger(t)).ServeHTTP(w, httptest.NewRequest(method, target, nil))
+	NewHandler(b, NewAPI(&fakeOperator{}, nil, testLogger(t)), metric.NewRegistry(), testLogger(t)).ServeHTTP(w, httptest.NewRequest(method, target, nil))
 	return w.Result()
 }
 
@@ -339,8 +339,8 @@ func TestErrorsHaveOneShape(t *testing.T) {
   "hint": "GET / lists the paths"
 }
 `},
-		{"GET", "/api/v1/admin/dlq", 404, "", `{
-  "error": "no such path: /api/v1/admin/dlq",
+		{"GET", "/api/v1/nothing", 404, "", `{
+  "error": "no such path: /api/v1/nothing",
   "hint": "GET / lists the paths"
 }
 `},
@@ -399,7 +399,7 @@ func TestEveryAnswerCarriesTheSecurityHeaders(t *testing.T) {
 }
 
 func TestHeadIsAnsweredWithoutBody(t *testing.T) {
-	srv := httptest.NewServer(NewHandler(&fakeBridge{}, metric.NewRegistry(), testLogger(t)))
+	srv := httptest.NewServer(NewHandler(&fakeBridge{}, NewAPI(&fakeOperator{}, nil, testLogger(t)), metric.NewRegistry(), testLogger(t)))
 	defer srv.Close()
 	res, err := srv.Client().Head(srv.URL + "/livez")
 	if err != nil {

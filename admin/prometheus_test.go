@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write the golden file")
 func scrape(t *testing.T, r *metric.Registry) string {
 	t.Helper()
 	w := httptest.NewRecorder()
-	NewHandler(&fakeBridge{}, r, testLogger(t)).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	NewHandler(&fakeBridge{}, NewAPI(&fakeOperator{}, nil, testLogger(t)), r, testLogger(t)).ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if got := w.Header().Get("Content-Type"); w.Code != 200 || !strings.HasPrefix(got, "text/plain; version=0.0.4") {
 		t.Fatalf("status %d, content type %q", w.Code, got)
 	}

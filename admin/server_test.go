@@ -25,7 +25,7 @@ import (
 
 func handler(t *testing.T) http.Handler {
 	t.Helper()
-	return NewHandler(&fakeBridge{}, metric.NewRegistry(), testLogger(t))
+	return NewHandler(&fakeBridge{}, NewAPI(&fakeOperator{}, nil, testLogger(t)), metric.NewRegistry(), testLogger(t))
 }
 
 // serve runs a server until the returned stop is called, which gives Run's error.

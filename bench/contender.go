@@ -24,6 +24,8 @@ type contender struct {
 	// max_in_flight and receive_maximum, or mosquitto's max_inflight_messages. 0 is
 	// the bridge's default.
 	window int
+	// outbox: delivery_mode shared_outbox.
+	outbox bool
 
 	kind kind
 }
@@ -48,6 +50,8 @@ var contenders = []contender{
 	{name: "mosquitto-1000", kind: ofMosquitto, window: 1000},
 	{name: "gobridge", kind: ofGobridge, peer: "mosquitto-200"},
 	{name: "gobridge-1000", kind: ofGobridge, window: 1000, peer: "mosquitto-1000"},
+	{name: "gobridge-outbox", kind: ofGobridge, outbox: true, peer: "gobridge"},
+	{name: "gobridge-outbox-1000", kind: ofGobridge, window: 1000, outbox: true, peer: "gobridge-1000"},
 }
 
 // contenderNamed returns the contender of that name, which must exist.
@@ -78,7 +82,7 @@ type programs struct {
 func (p *programs) launch(c contender, dir, source, sink string) (*process, error) {
 	if c.kind == ofGobridge {
 		file := filepath.Join(dir, "gobridge.yaml")
-		if err := os.WriteFile(file, []byte(gobridgeConfig(dir, source, sink, c.window)), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(gobridgeConfig(dir, source, sink, c.window, c.outbox)), 0o600); err != nil {
 			return nil, err
 		}
 		return startProcess("bridge", dir, p.gobridge, "run", "-c", file)
@@ -172,12 +176,15 @@ func mosquittoConnection(name, addr, direction string) []string {
 // gobridgeConfig is the shortest config for the job. A window over the default needs
 // its share of the memory budget (P x 2 x window + 64 MiB and a little, where P is the
 // largest payload + 128 KiB).
-func gobridgeConfig(dir, source, sink string, window int) string {
+func gobridgeConfig(dir, source, sink string, window int, outbox bool) string {
 	limits, policy := "", ""
 	if window > 0 {
 		limits = fmt.Sprintf(", receive_maximum: %d, max_payload_bytes: %d, ingress_memory_budget_bytes: %d",
 			window, maxSize, window*2*(maxSize+(128<<10))+(68<<20))
 		policy = fmt.Sprintf("\n    policy: { max_in_flight: %d }", window)
+	}
+	if outbox {
+		policy += "\n    delivery_mode: shared_outbox"
 	}
 	return fmt.Sprintf(`bridge: { id: bench, data_dir: %q }
 log: { level: warn }

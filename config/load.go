@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -122,31 +123,17 @@ func syntaxError(err error) (position, string) {
 // decodeOptions reads the options blocks into the options structs of their
 // kinds. A block whose kind is unknown stays unread: Spec.Check reports the kind.
 func (d *decoder) decodeOptions(s *gobridge.Spec, kinds *gobridge.Kinds) {
-	d.storeOptions("stores.dlq", &s.Stores.DLQ, func(name string) func() any {
-		for _, k := range kinds.DLQs {
-			if k.Name == name {
-				return k.Options
-			}
-		}
-		return nil
-	})
-	d.storeOptions("stores.replay_ledger", &s.Stores.ReplayLedger, func(name string) func() any {
-		for _, k := range kinds.Ledgers {
-			if k.Name == name {
-				return k.Options
-			}
-		}
-		return nil
-	})
-	// These have no kinds here; that there are options is enough to refuse them.
-	for path, store := range map[string]*gobridge.StoreSpec{
-		"stores.outbox":                &s.Stores.Outbox,
-		"stores.lease":                 &s.Stores.Lease,
-		"stores.managed_subscriptions": &s.Stores.ManagedSubscriptions,
+	for role, store := range map[string]*gobridge.StoreSpec{
+		"outbox":                &s.Stores.Outbox,
+		"dlq":                   &s.Stores.DLQ,
+		"replay_ledger":         &s.Stores.ReplayLedger,
+		"managed_subscriptions": &s.Stores.ManagedSubscriptions,
 	} {
-		if d.options[path+".options"] != nil {
-			store.Options = struct{}{}
-		}
+		d.storeOptions(role, store, kinds)
+	}
+	// This has no kinds; that there are options is enough to refuse it.
+	if d.options["stores.lease.options"] != nil {
+		s.Stores.Lease.Options = struct{}{}
 	}
 
 	transports := map[string]*gobridge.Transport{}
@@ -193,13 +180,15 @@ func (d *decoder) decodeOptions(s *gobridge.Spec, kinds *gobridge.Kinds) {
 	}
 }
 
-func (d *decoder) storeOptions(path string, s *gobridge.StoreSpec, find func(string) func() any) {
-	name := s.Type
-	if name == "" {
-		name = "memory"
+func (d *decoder) storeOptions(role string, s *gobridge.StoreSpec, kinds *gobridge.Kinds) {
+	path := "stores." + role + ".options"
+	if d.options[path] == nil {
+		return // Spec.Check gives the kind's defaults
 	}
-	if options := find(name); options != nil {
-		s.Options = d.readOptions(path+".options", options)
+	for _, k := range kinds.Stores(role) {
+		if k.Name == cmp.Or(s.Type, kinds.DefaultStore(role)) {
+			s.Options = d.readOptions(path, k.Options)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/gobridge/gobridge"
 )
@@ -93,13 +94,8 @@ func optionsAt(kinds *gobridge.Kinds, t reflect.Type, path string) []optionsOf {
 			add(k.Name, k.SenderOptions)
 		}
 	}
-	switch path {
-	case "stores.dlq":
-		for _, k := range kinds.DLQs {
-			add(k.Name, k.Options)
-		}
-	case "stores.replay_ledger":
-		for _, k := range kinds.Ledgers {
+	if role, ok := strings.CutPrefix(path, "stores."); ok {
+		for _, k := range kinds.Stores(role) {
 			add(k.Name, k.Options)
 		}
 	}

@@ -83,7 +83,7 @@ func (r *route) hold(ref uint32, now time.Time) {
 	if !b.retryAt.IsZero() {
 		r.wakeAt(b.retryAt)
 	}
-	if r.workOf(ref).d.Envelope.QoS == 0 {
+	if r.workOf(ref).sheddable() {
 		r.heldQoS0++
 		r.shed()
 	}
@@ -94,7 +94,7 @@ func (r *route) unhold(b *binding, i int) uint32 {
 	ref := b.held[i]
 	b.held = slices.Delete(b.held, i, i+1)
 	r.legs[ref].state = legIdle
-	if r.workOf(ref).d.Envelope.QoS == 0 {
+	if r.workOf(ref).sheddable() {
 		r.heldQoS0--
 	}
 	return ref
@@ -110,12 +110,13 @@ func (r *route) shed() {
 		for _, b := range r.bindings {
 			for i, ref := range b.held {
 				w := r.workOf(ref)
-				if w.d.Envelope.QoS == 0 && (from == nil || w.seq < oldest) {
+				if !w.sheddable() {
+					continue
+				}
+				if from == nil || w.seq < oldest {
 					from, at, oldest = b, i, w.seq
 				}
-				if w.d.Envelope.QoS == 0 {
-					break
-				}
+				break
 			}
 		}
 		ref := r.unhold(from, at)

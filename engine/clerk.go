@@ -45,9 +45,9 @@ func (r *route) startClerk() {
 func (r *route) clerk() {
 	for {
 		r.mu.Lock()
-		jobs, forget := r.jobs, r.forget
-		r.jobs, r.forget = nil, nil
-		if len(jobs) == 0 && len(forget) == 0 {
+		jobs, forget, arrivals := r.jobs, r.forget, r.arrivals
+		r.jobs, r.forget, r.arrivals = nil, nil, nil
+		if len(jobs) == 0 && len(forget) == 0 && len(arrivals) == 0 {
 			r.clerkBusy = false
 			r.mu.Unlock()
 			return
@@ -69,6 +69,9 @@ func (r *route) clerk() {
 			} else {
 				r.bury(ref, verdict)
 			}
+		}
+		for _, way := range arrivals {
+			r.unbury(way)
 		}
 		for _, k := range forget {
 			ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)

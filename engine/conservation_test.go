@@ -24,6 +24,11 @@ func TestEveryMessageHasOneOutcomeUnderRandomFaults(t *testing.T) {
 
 func randomRun(t *testing.T, rnd *rand.Rand) {
 	s := spec(func(r *gobridge.RouteSpec) {
+		if rnd.IntN(2) == 0 {
+			r.DeliveryMode = gobridge.SharedOutbox
+			r.Policy.MaxOutboxDepth = 20 + rnd.IntN(200)
+			r.Policy.ReplayBudget = time.Minute
+		}
 		r.Policy.MaxInFlight = 4 + rnd.IntN(40)
 		r.Policy.MaxReplayAttempts = 1 + rnd.IntN(3)
 		r.Policy.SendTimeout = 5 * time.Second
@@ -64,6 +69,13 @@ func randomRun(t *testing.T, rnd *rand.Rand) {
 		case 4:
 			b.dst.SetAnswer(randomAnswer(rnd.Uint64(), rnd.IntN(10)))
 		case 5:
+			if b.outbox != nil && rnd.IntN(2) == 0 {
+				b.outbox.fail(errStore)
+				b.outbox.failComplete(errStore)
+			} else if b.outbox != nil {
+				b.outbox.fail(nil)
+				b.outbox.failComplete(nil)
+			}
 			if rnd.IntN(2) == 0 {
 				b.dlq.fail(errStore)
 			} else {
@@ -76,7 +88,16 @@ func randomRun(t *testing.T, rnd *rand.Rand) {
 	b.dst.SetDown(false)
 	b.dst.SetAnswer(nil)
 	b.dlq.fail(nil)
+	if b.outbox != nil {
+		b.outbox.fail(nil)
+		b.outbox.failComplete(nil)
+	}
 	wait(time.Hour)
+	for _, id := range []string{"b0", "b1"} {
+		if b.outbox != nil && b.outbox.Depth(id) > 0 {
+			t.Errorf("%d records of %s are still in the outbox", b.outbox.Depth(id), id)
+		}
+	}
 	b.wantUnsettled(0)
 	if err := b.close(); err != nil {
 		t.Errorf("Run returned %v after everything healed", err)

@@ -3,6 +3,8 @@ package engine
 import (
 	"context"
 	"time"
+
+	"github.com/gobridge/gobridge"
 )
 
 // drainPoll is how often a drain asks whether a destination has gone away.
@@ -68,8 +70,14 @@ func (r *route) abandonPhysical(lost func(ref uint32) bool) {
 func (r *route) abandon(ref uint32) {
 	l, w := &r.legs[ref], r.workOf(ref)
 	l.state = legDone
-	r.bindingOf(ref).m.returned.Inc()
 	w.open--
+	if w.redrive != nil {
+		w.redrive.finish(gobridge.ErrClosed)
+		return
+	}
+	if w.d.Record == nil { // a record is where it was
+		r.bindingOf(ref).m.returned.Inc()
+	}
 	w.abandoned = true
 	if w.open == 0 {
 		r.returned++

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,14 +28,18 @@ type Options struct {
 
 // Engine runs one bridge. It is single-use: Run is called once.
 type Engine struct {
-	spec    *gobridge.Spec
-	kinds   *gobridge.Kinds
-	log     *slog.Logger
-	metrics *metric.Registry
-	slots   []*slot
-	routes  []*route
-	dlq     gobridge.DLQ
-	ledger  gobridge.Ledger
+	spec      *gobridge.Spec
+	kinds     *gobridge.Kinds
+	log       *slog.Logger
+	metrics   *metric.Registry
+	slots     []*slot
+	pipelines []*pipeline
+	dlq       gobridge.DLQ
+	ledger    gobridge.Ledger
+	outbox    gobridge.Outbox
+	history   gobridge.History
+
+	redriving sync.Map // ids of dead letters under way
 
 	mu       sync.Mutex
 	running  bool
@@ -60,8 +66,8 @@ func (e *UnsettledError) Error() string {
 }
 
 // New checks the spec, completes its defaults in place, and builds the engine.
-// Nothing is opened or connected before Run. Faults of the spec come as one
-// *SpecError.
+// The stores and the session objects are opened; nothing is connected before
+// Run, which closes them again. Faults of the spec come as one *SpecError.
 func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -82,7 +88,7 @@ func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 		return nil, &SpecError{faults}
 	}
 	if err := e.openStores(); err != nil {
-		return nil, err
+		return nil, errors.Join(err, e.closeStores())
 	}
 	if err := e.build(); err != nil {
 		return nil, errors.Join(err, e.closeStores())
@@ -90,50 +96,111 @@ func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 	return e, nil
 }
 
+// DLQ returns the dead-letter queue, nil without one. Outbox returns the outbox, nil
+// when no route uses one.
+func (e *Engine) DLQ() gobridge.DLQ { return e.dlq }
+
+// Outbox is described at DLQ.
+func (e *Engine) Outbox() gobridge.Outbox { return e.outbox }
+
 // Metrics returns the registry that the engine counts in.
 func (e *Engine) Metrics() *metric.Registry { return e.metrics }
 
 func (e *Engine) openStores() error {
 	env := gobridge.Env{Logger: e.log, Metrics: e.metrics}
-	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
+	stores, b := &e.spec.Stores, &e.spec.Bridge
 	for _, k := range e.kinds.DLQs {
-		if k.Name == e.spec.Stores.DLQ.Type {
-			dlq, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.DLQ, env)
-			if err != nil {
-				return fmt.Errorf("open dead-letter queue: %w", err)
-			}
-			e.dlq = dlq
-			e.metrics.GaugeFunc(metric.DLQDepth, func() float64 {
-				ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
-				defer cancel()
-				n, err := dlq.Depth(ctx)
-				if err != nil {
-					return math.NaN()
-				}
-				return float64(n)
-			})
+		if k.Name != stores.DLQ.Type {
+			continue
 		}
+		dlq, err := k.Open(ctx, b, &stores.DLQ, env)
+		if err != nil {
+			return fmt.Errorf("open dead-letter queue: %w", err)
+		}
+		e.dlq = dlq
+		e.metrics.GaugeFunc(metric.DLQDepth, e.dlqDepth)
 	}
 	for _, k := range e.kinds.Ledgers {
-		if k.Name == e.spec.Stores.ReplayLedger.Type {
-			ledger, err := k.Open(ctx, &e.spec.Bridge, &e.spec.Stores.ReplayLedger, env)
-			if err != nil {
-				return fmt.Errorf("open replay ledger: %w", err)
-			}
-			e.ledger = ledger
+		if k.Name != stores.ReplayLedger.Type {
+			continue
 		}
+		ledger, err := k.Open(ctx, b, &stores.ReplayLedger, env)
+		if err != nil {
+			return fmt.Errorf("open replay ledger: %w", err)
+		}
+		e.ledger = ledger
+	}
+	for _, k := range e.kinds.Outboxes {
+		if k.Name != stores.Outbox.Type || !e.spec.UsesOutbox() {
+			continue
+		}
+		outbox, err := k.Open(ctx, b, &stores.Outbox, env)
+		if err != nil {
+			return fmt.Errorf("open outbox: %w", err)
+		}
+		e.outbox = outbox
+	}
+	for _, k := range e.kinds.Histories {
+		if k.Name != stores.ManagedSubscriptions.Type {
+			continue
+		}
+		history, err := k.Open(ctx, b, &stores.ManagedSubscriptions, env)
+		if err != nil {
+			return fmt.Errorf("open managed subscription history: %w", err)
+		}
+		e.history = history
 	}
 	return nil
 }
 
-func (e *Engine) closeStores() error {
-	var errs []error
+func (e *Engine) dlqDepth() float64 {
+	ctx, cancel := context.WithTimeout(context.Background(), storeTimeout)
+	defer cancel()
+	n, err := e.dlq.Depth(ctx)
+	if err != nil {
+		return math.NaN()
+	}
+	return float64(n)
+}
+
+// openTimeout bounds the opening of all stores; a large outbox is read then.
+const openTimeout = time.Minute
+
+// handles lists the stores that are open.
+func (e *Engine) handles() []io.Closer {
+	var all []io.Closer
 	if e.dlq != nil {
-		errs = append(errs, e.dlq.Close())
+		all = append(all, e.dlq)
 	}
 	if e.ledger != nil {
-		errs = append(errs, e.ledger.Close())
+		all = append(all, e.ledger)
+	}
+	if e.outbox != nil {
+		all = append(all, e.outbox)
+	}
+	if e.history != nil {
+		all = append(all, e.history)
+	}
+	return all
+}
+
+// Stores returns the stores that live in files, one for each file.
+func (e *Engine) Stores() []gobridge.FileStore {
+	var all []gobridge.FileStore
+	for _, h := range e.handles() {
+		if f, ok := h.(gobridge.FileStore); ok && !slices.ContainsFunc(all, func(o gobridge.FileStore) bool { return o.Path() == f.Path() }) {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+func (e *Engine) closeStores() error {
+	var errs []error
+	for _, h := range e.handles() {
+		errs = append(errs, h.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -147,7 +214,7 @@ func (e *Engine) build() error {
 		sl := &slot{
 			use:     &gobridge.SessionUse{Bridge: &e.spec.Bridge, Session: s},
 			kind:    e.kinds.Transport(s.Transport),
-			env:     gobridge.Env{Logger: log, Metrics: e.metrics},
+			env:     gobridge.Env{Logger: log, Metrics: e.metrics, History: e.history},
 			log:     log,
 			rebuilt: e.metrics.Counter(metric.SessionRebuilds, s.ID),
 		}
@@ -186,31 +253,36 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 			hold: spec.Policy.OnUnavailable != gobridge.UnavailableFail,
 		}
 	}
-	r := newRoute(spec, bindings, e.dlq, e.ledger, newRouteMetrics(e.metrics, spec.ID), e.log)
-	e.metrics.GaugeFunc(metric.MessagesInFlight, func() float64 {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		open := 0
-		for i := range r.works {
-			if r.works[i].d != nil {
-				open += r.works[i].open
-			}
+	p := &pipeline{spec: spec}
+	m := newRouteMetrics(e.metrics, spec.ID)
+	if spec.DeliveryMode == gobridge.SharedOutbox {
+		for _, b := range bindings {
+			part := newPartition(b.id, b.template, e.outbox, e.metrics, spec.ID, e.log)
+			r := newRoute(spec, []*binding{b}, e.dlq, e.ledger, m, e.log)
+			r.outbox, r.receiver = e.outbox, part
+			p.partitions, p.routes = append(p.partitions, part), append(p.routes, r)
 		}
-		return float64(open)
-	}, spec.ID)
-	e.routes = append(e.routes, r)
+		p.intake = newIntake(spec, e.outbox, p.partitions, e.metrics, e.log)
+	} else {
+		p.routes = []*route{newRoute(spec, bindings, e.dlq, e.ledger, m, e.log)}
+	}
+	e.metrics.GaugeFunc(metric.MessagesInFlight, func() float64 { return float64(p.inFlight()) }, spec.ID)
+	e.pipelines = append(e.pipelines, p)
 
 	for i := range e.spec.Receivers {
 		if rs := &e.spec.Receivers[i]; rs.ID == spec.ReceiverID {
 			sl := slots[rs.SessionID]
-			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, r
+			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, p
 		}
 	}
-	for i, b := range bindings {
-		for j := range e.spec.Senders {
-			if ss := &e.spec.Senders[j]; ss.ID == spec.Bindings[i].SenderID {
-				sl := slots[ss.SessionID]
-				sl.users = append(sl.users, user{r, b, ss.ID})
+	for _, r := range p.routes {
+		for _, b := range r.bindings {
+			senderID := spec.Bindings[slices.Index(bindings, b)].SenderID
+			for j := range e.spec.Senders {
+				if ss := &e.spec.Senders[j]; ss.ID == senderID {
+					sl := slots[ss.SessionID]
+					sl.users = append(sl.users, user{r, b, ss.ID})
+				}
 			}
 		}
 	}
@@ -234,8 +306,8 @@ func (e *Engine) Run(ctx context.Context) error {
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	sessions, helpers := sync.WaitGroup{}, sync.WaitGroup{}
-	for _, r := range e.routes {
-		helpers.Go(func() { r.keep(work) })
+	for _, p := range e.pipelines {
+		helpers.Go(func() { p.run(work, ctx) })
 	}
 	for _, s := range e.slots {
 		s.mu.Lock()
@@ -243,7 +315,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		s.mu.Unlock()
 		sessions.Go(func() { s.run(work, ctx, session) })
 	}
-	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.routes), "sessions", len(e.slots))
+	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.pipelines), "sessions", len(e.slots))
 
 	<-ctx.Done()
 	stopAt := time.Now().Add(e.spec.Bridge.ShutdownTimeout)
@@ -258,15 +330,15 @@ func (e *Engine) Run(ctx context.Context) error {
 	go func() { // ends with the sessions, whose Run honours its context
 		sessions.Wait()
 		helpers.Wait()
-		for _, r := range e.routes {
-			r.helpers.Wait()
-		}
 		close(stopped)
 	}()
 	select {
 	case <-stopped:
 	case <-time.After(time.Until(stopAt)):
 		e.log.Error("shutdown_timeout passed before everything was closed")
+	}
+	if n := e.forgotten(); n > 0 {
+		e.log.Warn("dead letters in memory end with the process", "count", n)
 	}
 	err := e.closeStores()
 	if left > 0 {
@@ -276,20 +348,32 @@ func (e *Engine) Run(ctx context.Context) error {
 	return err
 }
 
+// forgotten counts the dead letters that end with the process.
+func (e *Engine) forgotten() int {
+	if e.dlq == nil || e.spec.Stores.DLQ.Type != gobridge.StoreMemory {
+		return 0
+	}
+	n, err := e.dlq.Depth(context.Background())
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
 // drain drains all routes at once and returns how many deliveries were left.
 func (e *Engine) drain(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(ctx, e.spec.Bridge.DrainTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
-	counts := make([]int, len(e.routes))
-	for i, r := range e.routes {
-		wg.Go(func() { counts[i] = r.drain(ctx) })
+	counts := make([]int, len(e.pipelines))
+	for i, p := range e.pipelines {
+		wg.Go(func() { counts[i] = p.drain(ctx) })
 	}
 	wg.Wait()
 	left := 0
 	for i, n := range counts {
 		if n > 0 {
-			e.log.Warn("deliveries left with their source", "route_id", e.routes[i].id, "count", n)
+			e.log.Warn("deliveries left with their source", "route_id", e.pipelines[i].spec.ID, "count", n)
 		}
 		left += n
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -20,6 +21,8 @@ func (r *route) failed(ref uint32, err error, now time.Time) {
 		r.outage(ref, e, now)
 	case e.Class == gobridge.ClassExpired:
 		r.expire(ref, now)
+	case e.Class == gobridge.ClassTransient && r.workOf(ref).d.Record != nil:
+		r.chargeRecord(ref, e, now)
 	case e.Class == gobridge.ClassTransient:
 		r.charge(ref, e, now)
 	default:
@@ -65,10 +68,42 @@ func (r *route) charge(ref uint32, e *gobridge.Error, now time.Time) {
 	r.waitFor(ref, now.Add(wait))
 }
 
+// chargeRecord counts a failed send of a record, durably. It is poison when it has
+// failed more than max_replay_attempts times and replay_budget has passed since
+// its first attempt (G12). Called with mu held.
+func (r *route) chargeRecord(ref uint32, e *gobridge.Error, now time.Time) {
+	l, rec := &r.legs[ref], r.workOf(ref).d.Record
+	l.ownFault = true
+	rec.ReplayCount++
+	r.bindingOf(ref).m.replays.Inc()
+	if rec.FirstAttemptAt.IsZero() {
+		rec.FirstAttemptAt = now
+	}
+	c := *rec // the store reads it later
+	r.outbox.Charge([]*gobridge.OutboxRecord{&c}, unheard{})
+	if rec.ReplayCount > r.spec.Policy.MaxReplayAttempts && now.Sub(rec.FirstAttemptAt) >= r.spec.Policy.ReplayBudget {
+		l.lastErr = &gobridge.Error{
+			Code: gobridge.CodePoisonMessage, Class: gobridge.ClassPermanent,
+			Op: fmt.Sprintf("given up after %d failed sends", rec.ReplayCount), Err: causeOf(l.lastErr),
+		}
+		r.giveUp(ref, gobridge.CategoryPoison)
+		return
+	}
+	r.waitFor(ref, now.Add(max(r.backoff(rec.ReplayCount), e.RetryAfter)))
+}
+
+// unheard ignores the outcome of a charge: the count in memory stands, and a crash
+// before it was written gives the message one attempt more.
+type unheard struct{}
+
+func (unheard) OutboxDone([]*gobridge.OutboxRecord, error) {}
+
 // exhausted takes the step after a spent budget (B5). Called with mu held.
 func (r *route) exhausted(ref uint32, now time.Time) {
 	d := r.workOf(ref).d
 	switch {
+	case r.workOf(ref).redrive != nil:
+		r.giveUp(ref, r.workOf(ref).redrive.category)
 	case d.Envelope.IDOrigin == gobridge.IDGenerated:
 		r.giveUp(ref, gobridge.CategoryUnstableIdentity)
 	case !d.Redeliverable:
@@ -101,6 +136,9 @@ func (r *route) expire(ref uint32, now time.Time) {
 	}
 	if l.lastErr == nil || l.lastErr.Class != gobridge.ClassExpired {
 		l.lastErr = &gobridge.Error{Code: code, Class: gobridge.ClassExpired, Op: op, Err: causeOf(l.lastErr)}
+	}
+	if r.workOf(ref).d.Record != nil {
+		r.bindingOf(ref).m.expiredInOutbox.Inc()
 	}
 	if r.spec.Policy.OnExpired == gobridge.ActionDrop || r.dlq == nil {
 		r.bindingOf(ref).m.expired.Inc()

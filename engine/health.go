@@ -7,9 +7,26 @@ import (
 	"github.com/gobridge/gobridge"
 )
 
+// liveTimeout is how long a route may be busy with one step before it counts as
+// wedged. A step takes microseconds.
+const liveTimeout = 2 * time.Second
+
 // Live returns nil unless the process can no longer do its job without a
-// restart. No failure of a session or destination is one.
-func (e *Engine) Live() error { return nil }
+// restart: a route whose state stays locked. No failure of a session, a store or a
+// destination is one.
+func (e *Engine) Live() error {
+	for _, p := range e.pipelines {
+		for _, r := range p.routes {
+			for give := time.Now().Add(liveTimeout); !r.mu.TryLock(); time.Sleep(time.Millisecond) {
+				if time.Now().After(give) {
+					return fmt.Errorf("route %s is wedged: it has been busy with one step for %s", r.id, liveTimeout)
+				}
+			}
+			r.mu.Unlock()
+		}
+	}
+	return nil
+}
 
 // Ready returns the reasons why the bridge is below a service level; none means
 // that it has reached it.
@@ -30,18 +47,41 @@ func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
 	}
 	for _, s := range e.slots {
 		h := s.health()
+		if level != gobridge.LevelFull && s.mayBeAway() {
+			continue
+		}
 		for _, why := range below(&h, level) {
 			reasons = append(reasons, gobridge.Reason{SessionID: s.use.Session.ID, Reason: why})
 		}
 	}
 	if level == gobridge.LevelFull {
-		for _, r := range e.routes {
-			for _, why := range r.health(time.Now()).Reasons {
-				reasons = append(reasons, gobridge.Reason{RouteID: r.id, Reason: why})
+		for _, f := range e.Stores() {
+			if s := f.Salvaged(); s != nil {
+				reasons = append(reasons, gobridge.Reason{Reason: fmt.Sprintf(
+					"store %s was damaged: %d messages were salvaged, %d are lost (gobridge store acknowledge ends this report)", f.Path(), s.Salvaged, s.Lost)})
+			}
+		}
+		for _, p := range e.pipelines {
+			for _, why := range p.health(time.Now()).Reasons {
+				reasons = append(reasons, gobridge.Reason{RouteID: p.spec.ID, Reason: why})
 			}
 		}
 	}
 	return reasons
+}
+
+// mayBeAway reports whether a bridge without this session still takes in
+// everything it should: it only sends, and what it sends waits in the outbox.
+func (s *slot) mayBeAway() bool {
+	if s.source != nil || len(s.users) == 0 {
+		return false
+	}
+	for _, u := range s.users {
+		if u.route.outbox == nil {
+			return false
+		}
+	}
+	return true
 }
 
 // below says why a session is below a level.
@@ -81,8 +121,8 @@ func (e *Engine) Health() gobridge.BridgeHealth {
 		working = working || sh.Connected
 		h.Sessions = append(h.Sessions, sh.Status(s.use.Session.ID))
 	}
-	for _, r := range e.routes {
-		h.Routes = append(h.Routes, r.health(now))
+	for _, p := range e.pipelines {
+		h.Routes = append(h.Routes, p.health(now))
 	}
 	switch {
 	case h.Ready:
@@ -98,38 +138,37 @@ func (e *Engine) Health() gobridge.BridgeHealth {
 // Topology is the graph of the bridge.
 func (e *Engine) Topology() gobridge.Topology { return e.spec.Topology(e.kinds) }
 
-// health says how the route is doing.
-func (r *route) health(now time.Time) gobridge.RouteHealth {
+// health says how the route is doing: how many deliveries it works on, the age of
+// the oldest, its latest error and why it is not ready.
+func (r *route) health(now time.Time) (inFlight int, oldest time.Duration, lastErr string, reasons []string) {
+	var stuck time.Duration // since admission: a wait for the rate limit is no stall
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	h := gobridge.RouteHealth{ID: r.id, DeliveryMode: r.spec.DeliveryMode, InFlight: r.inFlight(), Reasons: []string{}}
-	var oldest time.Duration
 	for i := range r.works {
 		if d := r.works[i].d; d != nil {
 			oldest = max(oldest, now.Sub(d.ReceivedAt))
+			stuck = max(stuck, now.Sub(r.works[i].at))
 		}
 	}
-	h.OldestUnsettledAgeMS = oldest.Milliseconds()
 	if r.draining {
-		h.Reasons = append(h.Reasons, "stopping")
+		reasons = append(reasons, "stopping")
 	}
 	for _, b := range r.bindings {
 		if b.lastErr != "" {
-			h.LastError = b.lastErr
+			lastErr = b.lastErr
 		}
 		if err := b.sender.Available(); err != nil {
-			h.Reasons = append(h.Reasons, fmt.Sprintf("binding %s: %v", b.id, err))
+			reasons = append(reasons, fmt.Sprintf("binding %s: %v", b.id, err))
 		} else if len(b.held) > 0 {
-			h.Reasons = append(h.Reasons, fmt.Sprintf("binding %s: %d messages held: %s", b.id, len(b.held), b.lastErr))
+			reasons = append(reasons, fmt.Sprintf("binding %s: %d messages held: %s", b.id, len(b.held), b.lastErr))
 		}
 	}
 	if r.storeErr != "" {
-		h.LastError = r.storeErr
-		h.Reasons = append(h.Reasons, r.storeErr)
+		lastErr = r.storeErr
+		reasons = append(reasons, r.storeErr)
 	}
-	if stall := 2 * r.spec.Policy.SendTimeout; oldest > stall {
-		h.Reasons = append(h.Reasons, fmt.Sprintf("stalled: the oldest delivery has waited %s", oldest.Round(time.Second)))
+	if stuck > 2*r.spec.Policy.SendTimeout {
+		reasons = append(reasons, fmt.Sprintf("stalled: the oldest delivery has been worked on for %s", stuck.Round(time.Second)))
 	}
-	h.Ready = len(h.Reasons) == 0
-	return h
+	return r.inFlight(), oldest, lastErr, reasons
 }

@@ -48,11 +48,13 @@ type leg struct {
 // work is one admitted delivery.
 type work struct {
 	d        *gobridge.Delivery
+	at       time.Time // of admission
 	seq      uint64
 	deadline time.Time // expiry or age limit, zero is none
 	open     int       // legs not done
 	// abandoned: a drain left a leg undone, so the delivery stays with its source.
 	abandoned bool
+	redrive   *redrive // the delivery is a dead letter that is sent again
 }
 
 // route is the way of messages from one receiver to its bindings.
@@ -65,6 +67,7 @@ type route struct {
 	bindings []*binding
 	dlq      gobridge.DLQ // nil: none
 	ledger   gobridge.Ledger
+	outbox   gobridge.Outbox // the deliveries are records of it; nil: they come from a source
 
 	wake    chan struct{} // to the keeper, capacity 1
 	helpers sync.WaitGroup
@@ -88,9 +91,9 @@ type route struct {
 	jobs      []uint32 // legs for the clerk
 	clerkBusy bool
 	nextWake  time.Time // what the keeper waits for
-	lastErr   string
-	storeErr  string // why the dead-letter queue or ledger holds messages
+	storeErr  string    // why the dead-letter queue or ledger holds messages
 	forget    []gobridge.LedgerKey
+	arrivals  []*redrive    // confirmed; their entries are to be deleted
 	drained   chan struct{} // closed when draining and nothing is physical
 }
 
@@ -148,34 +151,48 @@ func (r *route) admit(d *gobridge.Delivery, now time.Time) {
 	r.free = r.free[:len(r.free)-1]
 	r.seq++
 	w := &r.works[slot]
-	*w = work{d: d, seq: r.seq, open: len(r.bindings), deadline: r.deadline(&d.Envelope)}
-	r.m.received.Inc()
+	*w = work{d: d, at: now, seq: r.seq, open: len(r.bindings), deadline: r.deadline(&d.Envelope)}
+	if d.Record == nil {
+		r.m.received.Inc()
+	}
 	env := &d.Envelope
-	for i, b := range r.bindings {
+	for i := range r.bindings {
 		ref := slot*uint32(len(r.bindings)) + uint32(i)
 		l := &r.legs[ref]
 		out := l.out
 		*l = leg{out: out, first: now}
 		l.out.Envelope, l.out.Address, l.out.Slot = env, "", 0
-		addr, err := b.template.Render(env)
+		if d.Record != nil {
+			l.out.Address = d.Record.Address
+		}
+		r.route(ref, now)
+	}
+}
+
+// route takes the first step of a leg: it resolves the address and hands the message
+// over, or decides why not. Called with mu held.
+func (r *route) route(ref uint32, now time.Time) {
+	l, b, w := &r.legs[ref], r.bindingOf(ref), r.workOf(ref)
+	if l.out.Address == "" {
+		addr, err := b.template.Render(l.out.Envelope)
 		if err != nil {
 			r.failed(ref, err, now)
-			continue
+			return
 		}
 		l.out.Address = addr
-		switch {
-		case env.Hops >= r.spec.Policy.MaxHops:
-			r.failed(ref, &gobridge.Error{
-				Code: gobridge.CodeHopLimit, Class: gobridge.ClassRejected,
-				Op: "message has crossed as many bridges as max_hops allows", Hint: "look for a loop, or raise policy.max_hops",
-			}, now)
-		case w.expired(now):
-			r.expire(ref, now)
-		case len(b.held) > 0 || b.down(now):
-			r.hold(ref, now)
-		default:
-			r.send(ref, now)
-		}
+	}
+	switch {
+	case l.out.Envelope.Hops >= r.spec.Policy.MaxHops:
+		r.failed(ref, &gobridge.Error{
+			Code: gobridge.CodeHopLimit, Class: gobridge.ClassRejected,
+			Op: "message has crossed as many bridges as max_hops allows", Hint: "look for a loop, or raise policy.max_hops",
+		}, now)
+	case w.expired(now):
+		r.expire(ref, now)
+	case len(b.held) > 0 || b.down(now):
+		r.hold(ref, now)
+	default:
+		r.send(ref, now)
 	}
 }
 
@@ -188,6 +205,10 @@ func (r *route) deadline(e *gobridge.Envelope) time.Time {
 	}
 	return at
 }
+
+// sheddable reports whether nothing but this process has the message and nobody
+// was promised anything.
+func (w *work) sheddable() bool { return w.d.Envelope.QoS == 0 && !w.d.Redeliverable }
 
 func (w *work) expired(now time.Time) bool { return !w.deadline.IsZero() && !now.Before(w.deadline) }
 
@@ -231,6 +252,7 @@ func (r *route) Done(m *gobridge.Outbound, err error) {
 		b := r.bindingOf(m.Ref)
 		b.m.sent.Inc()
 		b.lastErr, b.outages = "", 0
+		l.lastErr = nil
 		r.done(m.Ref)
 	} else {
 		r.failed(m.Ref, err, time.Now())
@@ -300,6 +322,11 @@ func (r *route) done(ref uint32) {
 	}
 	w.open--
 	if w.open > 0 {
+		return
+	}
+	if w.redrive != nil {
+		r.arrived(w.redrive, causeOf(l.lastErr))
+		r.release(ref)
 		return
 	}
 	if w.abandoned {

@@ -26,8 +26,8 @@ type slot struct {
 	env     gobridge.Env
 	log     *slog.Logger
 	rebuilt *metric.Counter
-	// source is the route that the session's receiver feeds, nil without one.
-	source *route
+	// source is the pipeline that the session's receiver feeds, nil without one.
+	source *pipeline
 	// users are the bindings that send through the session.
 	users []user
 
@@ -60,9 +60,7 @@ func (s *slot) open() (gobridge.Session, error) {
 		sender.Notify(func() { u.route.available(u.binding) })
 	}
 	if s.source != nil {
-		s.source.mu.Lock()
-		s.source.receiver = session.Receiver()
-		s.source.mu.Unlock()
+		s.source.attach(session.Receiver())
 	}
 	return session, nil
 }
@@ -78,7 +76,7 @@ func (s *slot) run(ctx, intake context.Context, session gobridge.Session) {
 		if s.source != nil {
 			receiver := session.Receiver()
 			receiving.Go(func() {
-				if err := receiver.Run(instance, s.source.emit); err != nil {
+				if err := receiver.Run(instance, s.source.emit()); err != nil {
 					s.log.Error("receiver stopped", "err", err)
 				}
 			})

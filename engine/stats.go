@@ -25,7 +25,7 @@ func newRouteMetrics(reg *metric.Registry, route string) *routeMetrics {
 // bindingMetrics are the handles of one binding. Every admitted message ends in
 // exactly one of sent, dropped, expired, buried and returned for each binding.
 type bindingMetrics struct {
-	sent, expired, returned, retries, exhausted, reordered *metric.Counter
+	sent, expired, expiredInOutbox, replays, returned, retries, exhausted, reordered *metric.Counter
 
 	drops  metric.CounterSet // by reason
 	graves metric.CounterSet // by category
@@ -33,8 +33,12 @@ type bindingMetrics struct {
 
 func newBindingMetrics(reg *metric.Registry, route, binding string) *bindingMetrics {
 	return &bindingMetrics{
-		sent:      reg.Counter(metric.MessagesSent, route, binding),
-		expired:   reg.Counter(metric.MessagesExpired, route, binding),
+		sent:    reg.Counter(metric.MessagesSent, route, binding),
+		expired: reg.Counter(metric.MessagesExpired, route, binding),
+
+		replays:         reg.Counter(metric.OutboxReplays, route, binding),
+		expiredInOutbox: reg.Counter(metric.OutboxExpiredBeforeSend, route, binding),
+
 		returned:  reg.Counter(metric.MessagesReturned, route, binding, metric.ReturnShutdown),
 		retries:   reg.Counter(metric.SendRetries, route, binding),
 		exhausted: reg.Counter(metric.SendRetryBudgetExhausted, route, binding),

@@ -5,6 +5,7 @@ package kinds
 import (
 	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/store/memory"
+	"github.com/gobridge/gobridge/store/sqlite"
 	"github.com/gobridge/gobridge/transport/mqtt"
 )
 
@@ -14,11 +15,21 @@ func All() *gobridge.Kinds {
 		Transports: []*gobridge.Transport{
 			mqtt.Transport(),
 		},
+		Outboxes: []*gobridge.OutboxKind{
+			sqlite.OutboxKind(),
+			memory.OutboxKind(),
+		},
 		DLQs: []*gobridge.DLQKind{
+			sqlite.DLQKind(),
 			memory.DLQKind(),
 		},
 		Ledgers: []*gobridge.LedgerKind{
+			sqlite.LedgerKind(),
 			memory.LedgerKind(),
+		},
+		Histories: []*gobridge.HistoryKind{
+			sqlite.HistoryKind(),
+			memory.HistoryKind(),
 		},
 	}
 }

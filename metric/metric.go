@@ -140,6 +140,27 @@ func (s CounterSet) Get(value string) *Counter {
 	return s[Other]
 }
 
+// CounterBy holds the counters of one metric for the values of its last label, which
+// has to be a closed one. A series exists from its first event on: for labels with
+// many values, most of which never occur.
+type CounterBy struct {
+	r      *Registry
+	d      *Desc
+	values []string
+}
+
+// CounterBy returns the counters of d; values are those of the labels before the
+// last.
+func (r *Registry) CounterBy(d *Desc, values ...string) CounterBy {
+	return CounterBy{r, d, slices.Clone(values)}
+}
+
+// Get returns the counter of that value, or of Other when it is not in the set. It
+// takes a lock: it is for events that are rare.
+func (c CounterBy) Get(value string) *Counter {
+	return c.r.Counter(c.d, append(slices.Clone(c.values), value)...)
+}
+
 // GaugeFunc sets the function that gives a gauge's value when it is read; the
 // latest one wins, nil removes the series.
 func (r *Registry) GaugeFunc(d *Desc, f func() float64, values ...string) {

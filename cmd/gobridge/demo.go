@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
@@ -18,17 +17,23 @@ import (
 	"github.com/gobridge/gobridge/kinds"
 )
 
-// demoConfig is the whole bridge of the demo; the three values are addresses.
-const demoConfig = `bridge: { id: demo }
+// demoConfig is the whole bridge of the demo: two routes, one for each delivery mode.
+// The values are the data directory, the HTTP address, and the brokers' addresses.
+const demoConfig = `bridge: { id: demo, data_dir: %q }
 http: { listen: %q }
 log: { level: warn }
-stores: { dlq: { type: memory }, replay_ledger: { type: memory } }
 sessions:
-  - { id: edge, transport: mqtt, options: { session: { broker_url: "tcp://%s" } } }
-  - { id: cloud, transport: mqtt, options: { session: { broker_url: "tcp://%s", reconnect_delay: 200ms, reconnect_max_delay: 1s } } }
+  - { id: edge-sensors, transport: mqtt, options: { session: { broker_url: "tcp://%[3]s" } } }
+  - { id: edge-events, transport: mqtt, options: { session: { broker_url: "tcp://%[3]s" } } }
+  - { id: cloud, transport: mqtt, options: { session: { broker_url: "tcp://%[4]s", reconnect_delay: 200ms, reconnect_max_delay: 1s } } }
 routes:
-  - id: sensors-up
-    receiver: { session_id: edge, topics: [ { topic: "sensors/#", qos: 1 } ] }
+  - id: sensors-up # the source keeps each message until the destination confirmed it
+    delivery_mode: direct_hold
+    receiver: { session_id: edge-sensors, topics: [ { topic: "sensors/#", qos: 1 } ] }
+    bindings: [ { sender: { session_id: cloud }, address: "plant-7/{topic}" } ]
+  - id: events-up # the bridge keeps each message on disk, and tells the source at once
+    delivery_mode: shared_outbox
+    receiver: { session_id: edge-events, topics: [ { topic: "events/#", qos: 1 } ] }
     bindings: [ { sender: { session_id: cloud }, address: "plant-7/{topic}" } ]
 `
 
@@ -87,7 +92,12 @@ func (d *demo) run(cmd *cobra.Command) error {
 	}
 	defer link.close()
 
-	text := fmt.Sprintf(demoConfig, d.http, edge.addr(), link.addr())
+	dir, err := os.MkdirTemp("", "gobridge-demo-")
+	if err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	text := fmt.Sprintf(demoConfig, dir, d.http, edge.addr(), link.addr())
 	file, diags := config.Load("demo.yaml", []byte(text), kinds.All())
 	if config.HasErrors(diags) {
 		printDiagnostics(cmd, diags)
@@ -98,7 +108,7 @@ func (d *demo) run(cmd *cobra.Command) error {
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	server, err := listen(file.HTTP, eng, log)
+	server, err := listen(&file.HTTP, eng, log)
 	if err != nil {
 		return err
 	}
@@ -113,18 +123,30 @@ func (d *demo) run(cmd *cobra.Command) error {
 	var running sync.WaitGroup
 	var runErr error
 	running.Go(func() { runErr = serve(bridge, server, eng, log) })
-	t := newDemoTally()
-	err = d.play(ctx, eng, edge, cloud, link, t)
+	flows := []*demoFlow{
+		{name: "direct_hold", topic: "sensors/hall-%d/temperature", demoTally: newDemoTally()},
+		{name: "shared_outbox", topic: "events/hall-%d/door", demoTally: newDemoTally()},
+	}
+	err = d.play(ctx, eng, edge, cloud, link, flows)
 	stop()
 	running.Wait()
-	return d.summary(t, errors.Join(err, runErr))
+	return d.summary(flows, errors.Join(err, runErr))
 }
 
-// play publishes for the duration, cuts the link half-way, and waits for what is
-// on its way.
-func (d *demo) play(ctx context.Context, eng *engine.Engine, edge, cloud *demoBroker, link *demoLink, t *demoTally) error {
-	if err := cloud.subscribe("plant-7/#", t.arrive); err != nil {
-		return fmt.Errorf("subscribe at the destination: %w", err)
+// demoFlow is what crosses one route.
+type demoFlow struct {
+	name  string
+	topic string // with a place for a number
+	*demoTally
+}
+
+// play publishes for the duration, cuts the link once, and waits for what is on its
+// way.
+func (d *demo) play(ctx context.Context, eng *engine.Engine, edge, cloud *demoBroker, link *demoLink, flows []*demoFlow) error {
+	for i, prefix := range []string{"plant-7/sensors/#", "plant-7/events/#"} {
+		if err := cloud.subscribe(prefix, i+1, flows[i].arrive); err != nil {
+			return fmt.Errorf("subscribe at the destination: %w", err)
+		}
 	}
 	tick := time.NewTicker(demoInterval)
 	defer tick.Stop()
@@ -146,42 +168,62 @@ func (d *demo) play(ctx context.Context, eng *engine.Engine, edge, cloud *demoBr
 		}
 		now := time.Since(begin)
 		switch {
-		case !cut && now >= cutAt:
+		case !cut && now >= cutAt && d.duration > 0:
 			cut = true
 			link.cut()
 			fmt.Fprintf(d.out, "%4.0fs  -- the link to the destination is cut --\n", now.Seconds())
 		case cut && !healed && now >= healAt:
 			healed = true
 			link.heal()
-			t.alive()
+			for _, f := range flows {
+				f.alive()
+			}
 			fmt.Fprintf(d.out, "%4.0fs  -- the link is back --\n", now.Seconds())
 		}
 		if now < d.duration {
-			n := t.send()
-			payload := fmt.Sprintf(`{"n":%d,"celsius":%.1f}`, n, 20+float64(n%50)/10)
-			if err := edge.publish("sensors/hall-"+strconv.Itoa(n%4)+"/temperature", payload); err != nil {
-				return fmt.Errorf("publish at the source: %w", err)
+			for _, f := range flows {
+				n := f.send()
+				payload := fmt.Sprintf(`{"n":%d,"celsius":%.1f}`, n, 20+float64(n%50)/10)
+				if err := edge.publish(fmt.Sprintf(f.topic, n%4), payload); err != nil {
+					return fmt.Errorf("publish at the source: %w", err)
+				}
 			}
 		}
-		sent, arrived, duplicates, idle := t.state()
-		if now >= report {
+		tell := now >= report
+		if tell {
 			report += time.Second
-			fmt.Fprintf(d.out, "%4.0fs  sent %6d   arrived %6d   on the way %5d   duplicated %d\n", now.Seconds(), sent, arrived, sent-arrived, duplicates)
+			fmt.Fprintf(d.out, "%4.0fs", now.Seconds())
 		}
-		if now >= d.duration && sent == arrived {
+		done := now >= d.duration
+		for _, f := range flows {
+			sent, arrived, _, idle := f.state()
+			if tell {
+				fmt.Fprintf(d.out, "   %s: sent %5d, on the way %4d", f.name, sent, sent-arrived)
+			}
+			done = done && sent == arrived
+			if sent > arrived && idle > demoStall && cut == healed {
+				return fmt.Errorf("%s stalled: nothing arrived for %s", f.name, demoStall)
+			}
+		}
+		if tell {
+			fmt.Fprintln(d.out)
+		}
+		if done {
 			return nil
-		}
-		if sent > arrived && idle > demoStall && (!cut || healed) {
-			return fmt.Errorf("stalled: nothing arrived for %s", demoStall)
 		}
 	}
 }
 
-func (d *demo) summary(t *demoTally, err error) error {
-	sent, arrived, duplicates, _ := t.state()
-	fmt.Fprintf(d.out, "\nsent %d   received %d   lost %d   duplicated %d\n", sent, arrived, sent-arrived, duplicates)
-	if err == nil && sent > arrived {
-		err = fmt.Errorf("%d of %d messages did not arrive", sent-arrived, sent)
+func (d *demo) summary(flows []*demoFlow, err error) error {
+	fmt.Fprintln(d.out)
+	missing := 0
+	for _, f := range flows {
+		sent, arrived, duplicates, _ := f.state()
+		missing += sent - arrived
+		fmt.Fprintf(d.out, "%-14s sent %d   received %d   lost %d   duplicated %d\n", f.name+":", sent, arrived, sent-arrived, duplicates)
+	}
+	if err == nil && missing > 0 {
+		err = fmt.Errorf("%d messages did not arrive", missing)
 	}
 	return err
 }

@@ -41,8 +41,8 @@ func (b *demoBroker) publish(topic, payload string) error {
 	return b.server.Publish(topic, []byte(payload), false, 1)
 }
 
-func (b *demoBroker) subscribe(filter string, f func(payload []byte)) error {
-	return b.server.Subscribe(filter, 1, func(_ *mochi.Client, _ packets.Subscription, p packets.Packet) { f(p.Payload) })
+func (b *demoBroker) subscribe(filter string, id int, f func(payload []byte)) error {
+	return b.server.Subscribe(filter, id, func(_ *mochi.Client, _ packets.Subscription, p packets.Packet) { f(p.Payload) })
 }
 
 // allowAll lets every client in: without such a hook the broker refuses all.

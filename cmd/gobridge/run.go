@@ -67,7 +67,7 @@ func (r *run) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
-	server, err := listen(file.HTTP, eng, log)
+	server, err := listen(&file.HTTP, eng, log)
 	if err != nil {
 		return err
 	}
@@ -80,19 +80,34 @@ func (r *run) run(cmd *cobra.Command, args []string) error {
 	return err
 }
 
+// httpServer is the HTTP listener with the admin API on it, whose jobs run beside it.
+type httpServer struct {
+	*admin.Server
+	api *admin.API
+}
+
 // listen takes the address of the HTTP listener, nil when there is to be none.
-func listen(cfg config.HTTP, eng *engine.Engine, log *slog.Logger) (*admin.Server, error) {
+func listen(cfg *config.HTTP, eng *engine.Engine, log *slog.Logger) (*httpServer, error) {
 	if cfg.Listen == "" {
 		return nil, nil
 	}
-	return admin.Listen(
+	keys := make([]admin.Key, len(cfg.AdminKeys))
+	for i, k := range cfg.AdminKeys {
+		keys[i] = admin.Key{Name: k.Name, Key: k.Key}
+	}
+	api := admin.NewAPI(eng, keys, log)
+	server, err := admin.Listen(
 		admin.Config{Listen: cfg.Listen, CertFile: cfg.TLS.CertFile, KeyFile: cfg.TLS.KeyFile},
-		admin.NewHandler(eng, eng.Metrics(), log), log)
+		admin.NewHandler(eng, api, eng.Metrics(), log), log)
+	if err != nil {
+		return nil, err
+	}
+	return &httpServer{server, api}, nil
 }
 
 // serve runs the engine and, around its whole life, the HTTP listener: probes
-// answer while the bridge drains.
-func serve(ctx context.Context, server *admin.Server, eng *engine.Engine, log *slog.Logger) error {
+// answer while the bridge drains. The jobs of the admin API end with ctx.
+func serve(ctx context.Context, server *httpServer, eng *engine.Engine, log *slog.Logger) error {
 	if server == nil {
 		return eng.Run(ctx)
 	}
@@ -104,6 +119,7 @@ func serve(ctx context.Context, server *admin.Server, eng *engine.Engine, log *s
 			log.Error("http listener down", "error", err)
 		}
 	})
+	wg.Go(func() { server.api.Run(ctx) })
 	err := eng.Run(ctx)
 	stop()
 	wg.Wait()

@@ -3,14 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
-	"os/signal"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -42,7 +39,7 @@ func newStatus() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE:  s.run,
 	}
-	cmd.Flags().StringVar(&s.url, "url", "http://127.0.0.1:8080", "`address` of the bridge's HTTP listener")
+	cmd.Flags().StringVar(&s.url, "url", defaultURL, "`address` of the bridge's HTTP listener")
 	cmd.Flags().BoolVar(&s.json, "json", false, "print JSON")
 	cmd.Flags().BoolVarP(&s.watch, "watch", "w", false, "go on until interrupted")
 	cmd.Flags().DurationVar(&s.interval, "interval", 2*time.Second, "time between two looks with --watch")
@@ -50,14 +47,14 @@ func newStatus() *cobra.Command {
 }
 
 func (s *status) run(cmd *cobra.Command, _ []string) error {
-	base, err := url.Parse(s.url)
-	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
-		return usageError(cmd, "--url must be http://HOST:PORT or https://HOST:PORT")
+	base, err := bridgeURL(cmd, s.url)
+	if err != nil {
+		return err
 	}
 	if s.interval <= 0 {
 		return usageError(cmd, "--interval must be more than 0")
 	}
-	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := untilInterrupt(cmd)
 	defer stop()
 	ready, err := s.show(ctx, cmd.OutOrStdout(), base)
 	for s.watch && ctx.Err() == nil {
@@ -107,11 +104,7 @@ func fetch(ctx context.Context, u *url.URL) ([]byte, error) {
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		// The URL is named below, without what it may hold of a password.
-		if ue, ok := errors.AsType[*url.Error](err); ok {
-			err = ue.Err
-		}
-		return nil, fmt.Errorf("no answer from %s: %w (is the bridge running? --url names its http.listen)", u.Redacted(), err)
+		return nil, noAnswer(u, err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxStatus))

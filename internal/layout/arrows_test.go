@@ -55,6 +55,7 @@ type library struct {
 
 var libraries = []library{
 	{"github.com/eclipse/paho.golang", []string{"transport/mqtt/...", "bridgetest/...", "bench/...", "e2e"}, false, "SDK types stay inside their transport; tests speak MQTT through bridgetest"},
+	{"github.com/ncruces/go-sqlite3", []string{"store/sqlite/...", "bench/..."}, true, "SQLite stays inside its store"},
 	{"github.com/gorilla/websocket", []string{"transport/mqtt/...", "bridgetest/..."}, true, "dialling is the transport's business"},
 	{"github.com/mochi-mqtt/server", []string{"cmd/...", "bridgetest/...", "bench/..."}, true, "the embedded broker is for demo and tests"},
 	{"go.yaml.in/yaml", []string{"config/...", "cmd/...", "bench/..."}, true, "only config reads YAML; an opener gets its options decoded"},

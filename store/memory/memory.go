@@ -1,5 +1,5 @@
-// Package memory keeps dead letters and the replay ledger in the process: they
-// are gone when it ends. For tests, demos, and bridges whose operator chose it by
+// Package memory keeps the outbox, dead letters, the replay ledger and the managed
+// subscription history in the process: they are gone when it ends (guarantee G08). For tests, demos, and bridges whose operator chose it by
 // name.
 package memory
 
@@ -133,6 +133,17 @@ func selects(f *gobridge.DLQFilter, d *gobridge.DeadLetter) bool {
 		(f.Since.IsZero() || !d.LastAt.Before(f.Since)) &&
 		(f.Before.IsZero() || d.LastAt.Before(f.Before)) &&
 		d.ID > f.After
+}
+
+// CountReplay adds one to the redrives of an entry.
+func (q *DLQ) CountReplay(_ context.Context, id string) (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if i, ok := q.find(id); ok {
+		q.order[i].Replays++
+		return q.order[i].Replays, nil
+	}
+	return 0, fmt.Errorf("dead letter %q: %w", id, gobridge.ErrNotFound)
 }
 
 // Delete removes entries.

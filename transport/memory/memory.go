@@ -2,9 +2,9 @@
 // broker. Tests of the engine and programs that embed it use it, and it passes
 // the same conformance suite as the other transports.
 //
-// Guarantees: a message stays in the hub until its delivery is acknowledged;
-// what is unsettled when a session ends is delivered again, in order, to the next
-// one. Topics are matched as in MQTT.
+// Guarantees: a message of QoS 1 or 2 stays in the hub until its delivery is
+// acknowledged; what is unsettled when a session ends is delivered again, in order,
+// to the next one. Topics are matched as in MQTT.
 package memory
 
 import (

@@ -13,9 +13,9 @@ const (
 	// flapsForTakeover is the number of flaps in a row, without a reason from the
 	// broker, from which another client with the same client id is inferred.
 	flapsForTakeover = 3
-	// takeoverWait and permanentWait are the shortest waits after a takeover (D7) and
-	// after an answer that will not change by itself, such as refused credentials
-	// (D3).
+	// takeoverWait and permanentWait are the waits after a takeover (D7) and after an
+	// answer that will not change by itself, such as refused credentials; both end
+	// earlier where reconnect_max_delay is shorter.
 	takeoverWait  = 30 * time.Second
 	permanentWait = 5 * time.Minute
 )
@@ -94,11 +94,12 @@ func (b *backoff) takenOver() {
 	b.floor = max(b.floor, min(takeoverWait, b.max))
 }
 
-// refused takes note of an answer that only a person can change.
+// refused takes note of an answer that only a person can change: the wait is the
+// longest one at once.
 func (b *backoff) refused() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.floor = permanentWait
+	b.floor = min(permanentWait, b.max)
 }
 
 // skip makes the next attempt immediate: the reconnect is the session's own

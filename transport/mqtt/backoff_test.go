@@ -54,8 +54,14 @@ func TestBackoffFloors(t *testing.T) {
 		t.Errorf("the floor stayed: %s", wait)
 	}
 	b.refused()
-	if wait := b.next(0); wait < permanentWait {
-		t.Errorf("wait after a refusal %s", wait)
+	if wait := b.next(0); wait != time.Minute {
+		t.Errorf("wait after a refusal %s, want the longest one", wait)
+	}
+	long := newBackoff(time.Millisecond, time.Hour)
+	long.next(0)
+	long.refused()
+	if wait := long.next(0); wait < permanentWait {
+		t.Errorf("wait after a refusal %s, want at least %s", wait, permanentWait)
 	}
 	b.skip()
 	if wait := b.next(0); wait != 0 {

@@ -3,6 +3,7 @@ package mqtt
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/eclipse/paho.golang/packets"
 
@@ -17,7 +18,8 @@ import (
 // With said, the broker gave the reason in a DISCONNECT. Some close without a word
 // on strings that the standard lets them refuse; so a message that holds such a
 // string can be a suspect without it, and no other can: a broker that just goes
-// away is no fault of a message.
+// away is no fault of a message. Such a suspect needs four closes in a row, each
+// right after it was transmitted.
 func (o *outbound) blame(c *guardConn, cause error, said bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -30,15 +32,18 @@ func (o *outbound) blame(c *guardConn, cause error, said bool) {
 			oldest = s
 		}
 	}
-	if oldest == nil || !said && !refusable(oldest.m.Envelope) {
-		o.suspect = ""
+	if oldest == nil || !said && (!refusable(oldest.m.Envelope) || monotonic()-oldest.sentAt > int64(closedOver)) {
+		o.suspect, o.strikes = "", 0
 		return
 	}
 	if id := oldest.m.Envelope.ID; o.suspect != id {
-		o.suspect = id
+		o.suspect, o.strikes = id, 0
+	}
+	o.strikes++
+	if said && o.strikes < 2 || !said && o.strikes < 4 {
 		return
 	}
-	o.suspect = ""
+	o.suspect, o.strikes = "", 0
 	o.finish(oldest.m, &gobridge.Error{
 		Code: gobridge.CodeProtocolError, Class: gobridge.ClassPermanent, Op: "publish",
 		Err:  fmt.Errorf("the broker closes the connection on this message: %w", cause),
@@ -46,6 +51,9 @@ func (o *outbound) blame(c *guardConn, cause error, said bool) {
 	})
 	oldest.m = nil
 }
+
+// closedOver is how soon after a PUBLISH a broker closes that refuses it.
+const closedOver = 2 * time.Second
 
 // faultyPacket reports whether a DISCONNECT says that a packet of ours was at
 // fault.

@@ -188,7 +188,7 @@ func (c *useCheck) plainURL() string {
 }
 
 // clientID completes the client id: the stable name under which the broker keeps
-// the session (C05).
+// the session.
 func (c *useCheck) clientID() {
 	if c.s.ClientIDSuffix != "" {
 		c.unavailable("options.session.client_id_suffix", "options.client_id_suffix")
@@ -347,7 +347,7 @@ func (c *useCheck) durability() {
 	if c.s.CleanStart == nil {
 		c.s.CleanStart = new(!durable)
 	}
-	// Without an expiry a v5 broker drops the session with the connection (C04).
+	// Without an expiry a v5 broker drops the session with the connection.
 	if durable && c.s.SessionExpiryInterval == 0 {
 		c.s.SessionExpiryInterval = DefaultSessionExpiry
 	}

@@ -25,8 +25,8 @@ type counters struct {
 	resumeLost              *metric.Counter
 	takeover                metric.CounterSet
 	reconnects              *metric.Counter
-	connectFailures         metric.CounterSet
-	publishFailures         metric.CounterSet
+	connectFailures         metric.CounterBy
+	publishFailures         metric.CounterBy
 	publishLatency          *metric.Histogram
 }
 
@@ -48,8 +48,8 @@ func newCounters(r *metric.Registry, session string) *counters {
 		resumeLost:              r.Counter(metric.MQTTSessionResumeLost, session),
 		takeover:                r.CounterSet(metric.MQTTSessionTakeover, session),
 		reconnects:              r.Counter(metric.MQTTReconnects, session),
-		connectFailures:         r.CounterSet(metric.MQTTConnectFailures, session),
-		publishFailures:         r.CounterSet(metric.MQTTPublishFailures, session),
+		connectFailures:         r.CounterBy(metric.MQTTConnectFailures, session),
+		publishFailures:         r.CounterBy(metric.MQTTPublishFailures, session),
 		publishLatency:          r.Histogram(metric.MQTTPublishLatency, session),
 	}
 }

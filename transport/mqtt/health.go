@@ -23,14 +23,20 @@ type status struct {
 	closing    bool
 	ended      bool
 	// lastError is the latest fault, until a reconcile converges.
-	lastError  string
-	refused    string // why the broker will not accept the CONNECT
-	resumeLost bool
+	lastError string
+	refused   string // why the broker will not accept the CONNECT
 	// subscribing: a SUBSCRIBE is under way. converged: every wanted filter is
-	// granted, on this connection.
+	// granted, on this connection, and nothing is subscribed to besides. unmanaged: the
+	// latest fault of the history or of an UNSUBSCRIBE.
 	subscribing bool
 	converged   bool
+	unmanaged   string
 	filters     []subscription
+	// With a managed subscription history. void: the broker lost the session, and the
+	// history does not say so yet. lossOpen: the first connect found no session, and
+	// whether there should have been one is the history's to say.
+	void     bool
+	lossOpen bool
 
 	recovery atomic.Bool // refused deliveries wait for a recycle
 	recycles atomic.Int64
@@ -91,6 +97,9 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 	if s.subscribing {
 		state = "subscribing"
 	}
+	if s.unmanaged != "" {
+		reasons = append(reasons, s.unmanaged)
+	}
 	for i := range s.filters {
 		if f := &s.filters[i]; !f.granted {
 			why := f.why
@@ -101,7 +110,7 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 		}
 	}
 	if len(reasons) == 0 {
-		reasons = append(reasons, "session is starting")
+		reasons = append(reasons, "subscriptions are being compared with those that are wanted")
 	}
 	return state, level, reasons
 }

@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,7 +67,7 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 		ServerUrls:           s.brokers,
 		KeepAlive:            uint16(*s.set.KeepAlive),
 		ReconnectBackoff:     s.backoff.next,
-		ConnectTimeout:       s.set.ConnectTimeout,
+		ConnectTimeout:       max(s.set.ConnectTimeout, s.set.ReconnectTimeout),
 		AttemptConnection:    s.attempt,
 		OnConnectionUp:       s.established,
 		OnConnectionDown:     s.mayReconnect,
@@ -79,7 +80,7 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 			Session:     &s.ledger,
 			PingHandler: &s.pinger,
 			// Bounds CONNECT and SUBSCRIBE; both have a stricter bound of their own.
-			PacketTimeout: max(s.set.ConnectTimeout, s.set.ReconcileTimeout),
+			PacketTimeout: max(s.set.ConnectTimeout, s.set.ReconnectTimeout, s.set.ReconcileTimeout),
 		},
 	}
 	if w := s.set.Will; w.Topic != "" {
@@ -105,11 +106,17 @@ func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, er
 	return cp, nil
 }
 
-// attempt opens one connection. connect_timeout bounds everything up to the
-// CONNACK.
+// attempt opens one connection. connect_timeout, and reconnect_timeout after the
+// first connection, bounds everything up to the CONNACK.
 func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.URL) (net.Conn, error) {
-	deadline := time.Now().Add(s.set.ConnectTimeout)
-	nc, err := dial(ctx, u, s.tls, s.set.ConnectTimeout)
+	s.mu.Lock()
+	bound := s.set.ConnectTimeout
+	if s.connects > 0 {
+		bound = s.set.ReconnectTimeout
+	}
+	s.mu.Unlock()
+	deadline := time.Now().Add(bound)
+	nc, err := dial(ctx, u, s.tls, bound)
 	if err != nil {
 		return nil, err
 	}
@@ -123,6 +130,10 @@ func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.U
 
 // connectFailed is called after each attempt that did not end in a connection.
 func (s *session) connectFailed(err error) {
+	if _, answered := errors.AsType[*autopaho.ConnackError](err); !answered {
+		// The library puts the whole URL in front, with a query that may hold a secret.
+		err = cmp.Or(errors.Unwrap(err), err)
+	}
 	mapped := MapError(err)
 	s.count.connectFailures.Get(string(mapped.Code)).Inc()
 	permanent := false
@@ -162,13 +173,12 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	s.link, s.linkCtx, s.linkEnd = c, ctx, cancel
 	s.upAt = time.Now()
 	s.present, s.deliberate, s.refused = ca.SessionPresent, false, ""
-	s.converged, s.resumeLost = false, resumeLost
-	if resumeLost {
-		s.lastError = "broker no longer had the session: subscriptions and queued messages of the time away are lost"
-	}
+	s.converged, s.unmanaged = false, ""
 	if !ca.SessionPresent {
 		s.forgetGrants()
+		s.void = true
 	}
+	s.lossOpen = s.lossOpen && !resumeLost || !reconnect && !ca.SessionPresent
 	s.mu.Unlock()
 	s.failures.forget()
 	s.log.Info("connected", "broker", c.broker, "session_present", ca.SessionPresent)
@@ -176,9 +186,7 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.count.reconnects.Inc()
 	}
 	if resumeLost {
-		s.count.resumeLost.Inc()
-		s.log.Warn("broker no longer had the session: subscriptions and queued messages of the time away are lost",
-			"hint", "raise session_expiry_interval, or give the broker persistence")
+		s.reportResumeLost()
 	}
 	s.checkExpiry(ca)
 	s.in.connected(c.guardConn, ca.SessionPresent)
@@ -186,6 +194,15 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	c.flush()
 	s.wake()
 	return nil
+}
+
+// reportResumeLost tells that the broker did not have the session that it should
+// have had. The error stays until the next converged reconcile.
+func (s *session) reportResumeLost() {
+	const lost = "broker no longer had the session: subscriptions and queued messages of the time away are lost"
+	s.count.resumeLost.Inc()
+	s.log.Warn(lost, "hint", "raise session_expiry_interval, or give the broker persistence")
+	s.tell(lost)
 }
 
 // checkExpiry warns, once for each value, when the broker keeps the session for

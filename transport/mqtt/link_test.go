@@ -284,7 +284,7 @@ func TestIdleConnectionStaysUp(t *testing.T) {
 	}
 }
 
-// The route does not take anything: the reader still sees PINGRESP (C40).
+// The route does not take anything: the reader still sees PINGRESP.
 func TestStalledRouteDoesNotEndTheConnection(t *testing.T) {
 	t.Parallel()
 	r, fb, c := receiving(t, gobridge.ModePersistent, keepAlive(1))

@@ -40,7 +40,7 @@ func bridgeOwned[T string | []byte](name T) bool {
 //
 // It returns how many user properties were left out because their names belong to
 // the bridge. The hop count moves to Envelope.Hops; mqtt.message-id stays where it
-// is, beside being the id.
+// is, beside being the id, and so does gobridge.subject.
 func fillEnvelope(e *gobridge.Envelope, p *wire.Publish, identity string, now time.Time) (dropped int) {
 	var (
 		kept, size, hops int
@@ -101,6 +101,9 @@ func fillEnvelope(e *gobridge.Envelope, p *wire.Publish, identity string, now ti
 		for name, value := range p.UserProps {
 			if !bridgeOwned(name) && string(name) != gobridge.PropertyHops {
 				e.Headers = append(e.Headers, gobridge.Property{Name: text.add(name), Value: text.add(value)})
+				if string(name) == gobridge.PropertySubject && e.Subject == "" {
+					e.Subject = e.Headers[len(e.Headers)-1].Value
+				}
 			}
 		}
 	}
@@ -262,9 +265,10 @@ func fillPublish(p *wire.Publish, props []wire.UserProperty, e *gobridge.Envelop
 		props = append(props, h)
 		metadata += userPropertyBytes(h)
 	}
+	// The hop count comes first: without it a loop has no end.
 	for _, h := range [...]wire.UserProperty{
-		{Name: gobridge.PropertyMessageID, Value: e.ID},
 		{Name: gobridge.PropertyHops, Value: strconv.Itoa(e.Hops + 1)},
+		{Name: gobridge.PropertyMessageID, Value: e.ID},
 	} {
 		if identified && h.Name == gobridge.PropertyMessageID || len(h.Value) > wire.MaxString || !wire.ValidString(bytesOf(h.Value)) {
 			continue

@@ -199,7 +199,7 @@ func TestFillPublishSendsWhatCameAndTheBridgesTwo(t *testing.T) {
 	if diff := cmp.Diff(wire.Publish{Topic: []byte("t")}, p, cmp.AllowUnexported(wire.Publish{})); diff != "" {
 		t.Errorf("bare publish (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]wire.UserProperty{prop("mqtt.message-id", "m-2"), prop("gobridge-hops", "1")}, props); diff != "" {
+	if diff := cmp.Diff([]wire.UserProperty{prop("gobridge-hops", "1"), prop("mqtt.message-id", "m-2")}, props); diff != "" {
 		t.Errorf("bare user properties (-want +got):\n%s", diff)
 	}
 }
@@ -245,8 +245,8 @@ func TestFillPublishLeavesItsOwnPropertiesOutOfAFullMessage(t *testing.T) {
 		own     []string // that must be there
 		total   int
 	}{
-		{"room for both", headers(126, 1), "m", []string{"mqtt.message-id", "gobridge-hops"}, 128},
-		{"room for one", headers(127, 1), "m", []string{"mqtt.message-id"}, 128},
+		{"room for both", headers(126, 1), "m", []string{"gobridge-hops", "mqtt.message-id"}, 128},
+		{"room for one", headers(127, 1), "m", []string{"gobridge-hops"}, 128},
 		{"no room", headers(128, 1), "m", nil, 128},
 		{"identified already", identified, "m", []string{"mqtt.message-id"}, 128},
 		{"metadata full", headers(4, MetadataAllowance/4-8), "m", nil, 4},

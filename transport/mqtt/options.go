@@ -51,10 +51,10 @@ type SessionSettings struct {
 	BrokerURL                 string            `yaml:"broker_url" doc:"the broker: tcp, mqtt, ws (plain), ssl, tls, mqtts, wss (TLS)"`
 	BrokerURLs                []string          `yaml:"broker_urls" doc:"several addresses of one broker, tried in turn; instead of broker_url"`
 	ClientID                  string            `yaml:"client_id" doc:"the session's name at the broker" default:"<bridge.id>-<session id>" derived:"true"`
-	ClientIDSuffix            string            `yaml:"client_id_suffix" doc:"what makes client_id unique among instances of one config" enum:"hostname,nonce"`
+	ClientIDSuffix            string            `yaml:"client_id_suffix" doc:"what makes client_id unique among instances of one config; not available in this version" enum:"hostname,nonce"`
 	KeepAlive                 *gobridge.Seconds `yaml:"keep_alive" doc:"the longest silence towards the broker, 0 to 65535 seconds; 0 turns it off" default:"30" max:"65535"`
-	ConnectTimeout            time.Duration     `yaml:"connect_timeout" doc:"bound of one attempt to connect" default:"30s"`
-	ReconnectTimeout          time.Duration     `yaml:"reconnect_timeout" doc:"bound of the reconnect within a recovery" default:"30s"`
+	ConnectTimeout            time.Duration     `yaml:"connect_timeout" doc:"bound of one attempt to connect, up to the broker's answer" default:"30s"`
+	ReconnectTimeout          time.Duration     `yaml:"reconnect_timeout" doc:"the same after the first connection" default:"30s"`
 	ReconcileTimeout          time.Duration     `yaml:"reconcile_timeout" doc:"bound of subscribing to what is missing" default:"30s"`
 	ReconnectDelay            time.Duration     `yaml:"reconnect_delay" doc:"base of the jittered exponential backoff between connects" default:"1s"`
 	ReconnectMaxDelay         time.Duration     `yaml:"reconnect_max_delay" doc:"the longest wait between connects" default:"2m"`

@@ -92,6 +92,7 @@ type outbound struct {
 	count   *counters
 	durable bool // open publishes survive a lost connection
 	qos2    bool // some sender may publish with QoS 2
+	confirm bool // some sender publishes with more than QoS 0, and on_qos_downgrade is fail
 	// wake asks for deliver to be called from a goroutine that holds no locks.
 	wake func()
 	// timer fires when expire should be called.
@@ -131,7 +132,8 @@ type outbound struct {
 	// earlier process may have left with it; sweeping while that is under way.
 	swept, sweeping bool
 
-	suspect string // id of the message that the last connection was closed over, see blame
+	suspect string // id of the message that the last connections were closed over, see blame
+	strikes int    // how many of them in a row
 
 	warnedQoS, warnedRetain bool
 

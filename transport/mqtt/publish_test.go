@@ -241,6 +241,32 @@ func TestSendNeedsAConnection(t *testing.T) {
 	}
 }
 
+// A broker that takes QoS 0 only confirms nothing: the sources would be told of
+// confirmations that nobody gave.
+func TestBrokerThatTakesQoS0OnlyIsNoDestinationForMore(t *testing.T) {
+	none := &packets.Connack{Properties: &packets.Properties{MaximumQOS: new(byte(0))}}
+	fb := bridgetest.NewFakeBroker(t)
+	r := startSession(t, testUse(fb.URL(), gobridge.ModePersistent, nil))
+	t.Cleanup(fb.CutAll)
+	c := fb.Accept()
+	c.Handshake(none)
+	eventually(t, "the reason is told", func() bool {
+		err := r.Sender("out").Available()
+		return err != nil && strings.Contains(err.Error(), "QoS 0 only")
+	})
+	if err := r.Sender("out").Send(newOutcomes().message("x", 1)); err == nil || !gobridge.AsError(err).Outage {
+		t.Errorf("Send returned %v, want an outage", err)
+	}
+	c.ExpectNothing(30 * time.Millisecond)
+
+	accepting, _, c := sendOnly(t, gobridge.ModePersistent, none, func(s *SessionSettings, _ *SenderSettings) { s.OnQoSDowngrade = DowngradeAccept })
+	o := newOutcomes()
+	accepting.send(t, o, 1, "one")
+	if p := c.ExpectPublish(); p.QoS != 0 {
+		t.Errorf("sent with QoS %d, want 0", p.QoS)
+	}
+}
+
 func TestServerLimitsAreHonoured(t *testing.T) {
 	connack := &packets.Connack{Properties: &packets.Properties{
 		MaximumQOS: new(byte(1)), RetainAvailable: new(byte(0)), MaximumPacketSize: new(uint32(200)),

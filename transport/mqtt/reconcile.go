@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,8 +14,8 @@ import (
 )
 
 const (
-	// filtersPerSubscribe bounds one SUBSCRIBE packet.
-	filtersPerSubscribe = 8
+	// filtersPerRequest bounds one SUBSCRIBE or UNSUBSCRIBE packet.
+	filtersPerRequest = 8
 	// askedInVain is how often a filter is asked for, with growing waits, before the
 	// waits are those of a permanent cause.
 	askedInVain = 3
@@ -44,65 +45,110 @@ func (s *session) forgetGrants() {
 // reconcile makes the broker's subscriptions those that are wanted, on one
 // connection, until they are or the connection ends.
 //
-// A resumed session in which this process had every filter granted needs nothing
-// (V7). The first connect of a process subscribes in any case, because the broker's
-// part may be from another config.
-func (s *session) reconcile(ctx context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack) {
-	first := true
+// A resumed session in which every filter was granted, by this process or as the
+// managed subscription history tells, needs nothing (V7). Without a history the
+// first connect of a process subscribes in any case, because the broker's part may
+// be from another config.
+func (s *session) reconcile(link context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack) {
+	s.reconciling.Lock() // what the connection before left has been cancelled
+	defer s.reconciling.Unlock()
+	refusals := 0
 	for tries := 0; ; tries++ {
-		err := s.subscribeMissing(ctx, cm, ca, first)
-		if err == nil || ctx.Err() != nil {
+		err := s.converge(link, cm, ca, tries == 0)
+		if err == nil || link.Err() != nil {
 			return
 		}
-		first = false
-		wait := permanentWait
-		if tries < askedInVain {
-			wait = exponential(s.set.ReconnectDelay, s.set.ReconnectMaxDelay, tries)
+		wait := exponential(s.set.ReconnectDelay, s.set.ReconnectMaxDelay, tries)
+		if _, store := errors.AsType[*historyError](err); !store { // a store recovers by itself
+			if refusals++; refusals > askedInVain {
+				wait = permanentWait
+			}
 		}
 		wait = wait/2 + rand.N(wait/2+1)
 		s.log.Warn("subscriptions are not as wanted", "err", err, "again_in", wait.Round(time.Millisecond))
 		select {
-		case <-ctx.Done():
+		case <-link.Done():
 			return
 		case <-time.After(wait):
 		}
 	}
 }
 
-// subscribeMissing asks for the filters that are not granted. The error says what
-// is still missing.
-func (s *session) subscribeMissing(ctx context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack, first bool) error {
-	ctx, cancel := context.WithTimeout(ctx, s.set.ReconcileTimeout)
+// converge tries once. The error says what is not as wanted.
+func (s *session) converge(link context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack, first bool) error {
+	ctx, cancel := context.WithTimeout(link, s.set.ReconcileTimeout)
 	defer cancel()
+	refused, fault := s.adjust(ctx, cm, ca, first)
+	err := errors.Join(refused, fault)
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subscribing = false
+	if link.Err() != nil {
+		return err // the loss of the connection is what counts
+	}
+	s.unmanaged = ""
+	if fault != nil {
+		s.unmanaged = fault.Error()
+	}
+	if err != nil {
+		s.lastError = err.Error()
+		return err
+	}
+	s.converged = true
+	s.lastError = ""
+	return nil
+}
+
+// adjust asks for the filters that are not granted and removes those that are not
+// wanted any more. refused is what is wrong with wanted filters, fault what is wrong
+// besides.
+func (s *session) adjust(ctx context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack, first bool) (refused, fault error) {
+	if s.managed != nil {
+		fault = s.recall(ctx)
+	}
 	var missing []int
+	s.mu.Lock()
 	for i := range s.filters {
 		if !s.filters[i].granted {
 			missing = append(missing, i)
 		}
 	}
-	asked := len(missing)
-	s.subscribing = asked > 0
 	s.mu.Unlock()
-	var faults []error
-	for len(missing) > 0 {
-		n := min(filtersPerSubscribe, len(missing))
-		if err := s.subscribe(ctx, cm, ca, missing[:n], first); err != nil {
-			faults = append(faults, err)
+	if s.managed != nil {
+		var err error
+		if missing, err = s.rememberWanted(ctx, missing); fault == nil {
+			fault = err
 		}
-		missing = missing[n:]
+	}
+	if refused = s.subscribeMissing(ctx, cm, ca, missing, first); s.managed == nil {
+		return refused, nil
+	}
+	if err := s.rememberGrants(ctx); fault == nil {
+		fault = err
+	}
+	// Last, so that a topic under both an old and a new filter is always covered.
+	if refused == nil && fault == nil {
+		fault = s.unsubscribe(ctx, cm)
+	}
+	return refused, fault
+}
+
+// subscribeMissing asks for the given filters.
+func (s *session) subscribeMissing(ctx context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack, missing []int, first bool) error {
+	if len(missing) == 0 {
+		return nil
 	}
 	s.mu.Lock()
-	s.subscribing = false
-	if len(faults) == 0 && s.linkCtx.Err() == nil {
-		s.converged = true
-		s.lastError = ""
-	} else if len(faults) > 0 {
-		s.lastError = errors.Join(faults...).Error()
-	}
+	s.subscribing = true
 	s.mu.Unlock()
-	if len(faults) == 0 && asked > 0 {
-		s.log.Info("subscribed", "filters", asked)
+	var faults []error
+	for which := range slices.Chunk(missing, filtersPerRequest) {
+		if err := s.subscribe(ctx, cm, ca, which, first); err != nil {
+			faults = append(faults, err)
+		}
+	}
+	if len(faults) == 0 {
+		s.log.Info("subscribed", "filters", len(missing))
 	}
 	return errors.Join(faults...)
 }
@@ -140,7 +186,7 @@ func (s *session) subscribe(ctx context.Context, cm *autopaho.ConnectionManager,
 		return errors.Join(append(faults, err)...)
 	}
 	for k, i := range asked {
-		if err := s.takeGrant(i, answer.Reasons[k]); err != nil {
+		if err := s.takeGrant(ctx, i, answer.Reasons[k]); err != nil {
 			faults = append(faults, err)
 		}
 	}
@@ -175,9 +221,12 @@ func unsupported(f *subscription, ca *paho.Connack) string {
 
 // takeGrant takes note of the SUBACK code of a filter. The error says why it is
 // not what was wanted.
-func (s *session) takeGrant(i int, code byte) error {
+func (s *session) takeGrant(ctx context.Context, i int, code byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if ctx.Err() != nil { // the next connection may have found the session gone
+		return context.Cause(ctx)
+	}
 	f := &s.filters[i]
 	f.granted, f.why = false, ""
 	switch {

@@ -184,7 +184,7 @@ func TestSubscribeWithoutAnAnswerIsAskedAgain(t *testing.T) {
 	r.awaitReady(t)
 }
 
-// What the broker sends before its SUBACK is dispatched already (C06).
+// What the broker sends before its SUBACK is dispatched already.
 func TestBacklogArrivesBeforeTheSuback(t *testing.T) {
 	r, _, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/#"), present())
 	to, _ := r.receive(t)

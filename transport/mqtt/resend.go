@@ -29,6 +29,16 @@ func (o *outbound) connected(c *guardConn, limits serverLimits, present bool) {
 	now := monotonic()
 	o.progress = now
 	switch {
+	case o.confirm && limits.maximumQoS == 0:
+		// A publish could not be confirmed, and its source would be told that it was.
+		if !present || !o.durable {
+			o.handBack(gobridge.ErrConnectionLost)
+		}
+		o.available.Store(&gobridge.Error{
+			Code: gobridge.CodeQoSNotSupported, Class: gobridge.ClassTransient, Outage: true,
+			Op:   "the broker takes QoS 0 only, which confirms nothing",
+			Hint: "lift its cap, or set on_qos_downgrade: accept, or the sender's qos: 0",
+		})
 	case present && o.qos2 && !o.swept:
 		o.sweep()
 	case present:

@@ -57,9 +57,15 @@ type running struct {
 // of the test.
 func startSession(t *testing.T, use *gobridge.SessionUse) *running {
 	t.Helper()
+	return startManaged(t, use, nil)
+}
+
+// startManaged is startSession with a managed subscription history.
+func startManaged(t *testing.T, use *gobridge.SessionUse, history gobridge.History) *running {
+	t.Helper()
 	check(use, func(path, what, _ string) { t.Errorf("check: %s: %s", path, what) })
 	metrics := metric.NewRegistry()
-	opened, err := openSession(use, gobridge.Env{Logger: testLogger(t), Metrics: metrics})
+	opened, err := openSession(use, gobridge.Env{Logger: testLogger(t), Metrics: metrics, History: history})
 	if err != nil {
 		t.Fatalf("open: %v", err)
 	}

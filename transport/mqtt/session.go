@@ -46,7 +46,8 @@ type session struct {
 	in      *inbound
 	out     *outbound
 	senders map[string]*sender
-	serves  bool // it has a receiver
+	serves  bool     // it has a receiver
+	managed *managed // nil: without a managed subscription history
 
 	ledger  ledger
 	pinger  pinger
@@ -55,6 +56,8 @@ type session struct {
 	wakeUp   chan struct{} // to Run, capacity 1
 	tasks    sync.WaitGroup
 	failures repeated // of connecting
+	// reconciling is held by the one reconcile at a time that touches managed.
+	reconciling sync.Mutex
 
 	mu sync.Mutex
 	status
@@ -124,6 +127,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 	for _, spec := range use.Senders {
 		o := senderSettings(spec)
 		s.out.qos2 = s.out.qos2 || o.QoS == "2" || o.QoS == Preserve
+		s.out.confirm = s.out.confirm || o.QoS != "0" && set.OnQoSDowngrade != DowngradeAccept
 		s.senders[spec.ID] = &sender{
 			out: s.out, qos: o.QoS, retain: o.Retain, timeout: o.Timeout, throttle: *o.ThrottleRetryAfter,
 		}
@@ -133,6 +137,9 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 	s.in.window, s.in.budget, s.in.maxBody = set.ReceiveMaximum, set.RunningBudgetBytes(), int(set.MaxPayloadBytes)
 	s.in.durable, s.in.grace, s.in.recycle = s.durable, *set.UnmatchedGrace, s.requestRecovery
 	if use.Receiver != nil {
+		if env.History != nil && s.durable {
+			s.managed = &managed{store: env.History, key: gobridge.HistoryKey{SessionID: s.id, ClientID: set.ClientID}}
+		}
 		s.in.identity = use.Receiver.Identity
 		for _, t := range use.Receiver.Topics {
 			qos := 1

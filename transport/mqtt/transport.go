@@ -8,6 +8,7 @@
 //     receipt, and offers it to the route;
 //   - outbound publishes in the order of Send, without waiting, and reports each
 //     outcome;
+//   - managed remembers, across processes, which filters the broker has;
 //   - session ties them together over connections that come and go.
 //
 // Guarantees: a message is acknowledged to its broker only after its delivery was

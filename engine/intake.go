@@ -1,0 +1,344 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/metric"
+)
+
+// The wait before what a failing store refused is given to it again.
+const (
+	persistRetryMin = 100 * time.Millisecond
+	persistRetryMax = 5 * time.Second
+)
+
+// intake is the first half of a shared_outbox route: it stores each delivery, one
+// record for each binding, and acknowledges it to its source once the records are
+// durable. From there the partitions of the bindings send them.
+//
+// A store that fails or is full holds the source: nothing is charged, and the
+// deliveries taken wait in order (V4).
+type intake struct {
+	id         string
+	spec       *gobridge.RouteSpec
+	log        *slog.Logger
+	outbox     gobridge.Outbox
+	partitions []*partition
+	received   *metric.Counter
+	latency    *metric.Histogram   // of Persist
+	suppressed []metric.CounterSet // by partition
+	returned   []*metric.Counter   // by partition
+
+	helpers sync.WaitGroup
+
+	mu       sync.Mutex
+	receiver gobridge.Receiver
+	inFlight int // deliveries given to the store
+	left     int // deliveries left to their source by a drain
+	// backlogged: the receiver keeps deliveries that found no room; full: the outbox
+	// is at its depth, until 80 % of it.
+	backlogged bool
+	full       bool
+	draining   bool
+	limiter    *limiter
+	// held is what a failing store refused, in order; nothing is taken while there is
+	// any.
+	held     []*gobridge.OutboxRecord
+	wait     time.Duration
+	timer    *time.Timer
+	storeErr string
+	drained  chan struct{}
+	// order holds the deliveries given to the store, oldest first.
+	order []*pending
+}
+
+// pending is a delivery whose records are being stored. Its records stand
+// together, in the order of the bindings; the last one's outcome settles it.
+type pending struct {
+	d    *gobridge.Delivery
+	open int
+}
+
+func newIntake(spec *gobridge.RouteSpec, outbox gobridge.Outbox, partitions []*partition, reg *metric.Registry, log *slog.Logger) *intake {
+	in := &intake{
+		id: spec.ID, spec: spec, log: log, outbox: outbox, partitions: partitions,
+		received: reg.Counter(metric.MessagesReceived, spec.ID),
+		latency:  reg.Histogram(metric.OutboxPersistLatency, spec.ID),
+		drained:  make(chan struct{}),
+	}
+	for _, p := range partitions {
+		in.suppressed = append(in.suppressed, reg.CounterSet(metric.OutboxDuplicateSuppressed, spec.ID, p.binding))
+		in.returned = append(in.returned, reg.Counter(metric.MessagesReturned, spec.ID, p.binding, metric.ReturnShutdown))
+		p.intake = in
+	}
+	if spec.Policy.RateLimit > 0 {
+		in.limiter = newLimiter(spec.Policy.RateLimit)
+	}
+	in.timer = time.AfterFunc(time.Hour, in.retry)
+	in.timer.Stop()
+	return in
+}
+
+// emit is the gobridge.Emit of the route: it gives deliveries to the store as far
+// as max_in_flight and max_outbox_depth allow.
+func (in *intake) emit(batch []*gobridge.Delivery) (int, error) {
+	now := time.Now()
+	in.mu.Lock()
+	n := 0
+	var records []*gobridge.OutboxRecord
+	for n < len(batch) && in.room(now) {
+		records = in.admit(records, batch[n])
+		n++
+	}
+	in.backlogged = n < len(batch)
+	in.mu.Unlock()
+	if len(records) > 0 {
+		in.outbox.Persist(records, in)
+	}
+	return n, nil
+}
+
+// room reports whether one more delivery can be taken. Called with mu held.
+func (in *intake) room(now time.Time) bool {
+	switch {
+	case in.draining || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull():
+		return false
+	case in.limiter == nil:
+		return true
+	}
+	wait := in.limiter.take(now)
+	if wait > 0 {
+		in.timer.Reset(wait)
+	}
+	return wait == 0
+}
+
+// isFull applies max_outbox_depth with its hysteresis. Called with mu held.
+func (in *intake) isFull() bool {
+	depth := 0
+	for _, p := range in.partitions {
+		depth = max(depth, in.outbox.Depth(p.binding))
+	}
+	limit := in.spec.Policy.MaxOutboxDepth
+	switch depth += in.inFlight; {
+	case depth >= limit && !in.full:
+		in.full = true
+		in.log.Warn("outbox is full: the source is held until it is drained to 80 %", "route_id", in.id, "depth", depth)
+	case in.full && depth <= limit*4/5:
+		in.full = false
+		in.log.Info("outbox has room again", "route_id", in.id, "depth", depth)
+	}
+	return in.full
+}
+
+// admit makes the records of a delivery. Called with mu held.
+func (in *intake) admit(records []*gobridge.OutboxRecord, d *gobridge.Delivery) []*gobridge.OutboxRecord {
+	in.received.Inc()
+	in.inFlight++
+	store := make([]storedRecord, len(in.partitions))
+	from := &pending{d: d, open: len(in.partitions)}
+	in.order = append(in.order, from)
+	for i, p := range in.partitions {
+		s := &store[i]
+		s.from, s.index = from, i
+		// A failure to render is the message's own: it comes up again, and is dealt with,
+		// when the record is to be sent.
+		address, _ := p.template.Render(&d.Envelope)
+		s.OutboxRecord = gobridge.OutboxRecord{
+			RouteID: in.id, BindingID: p.binding, Envelope: d.Envelope, Address: address, PersistedAt: d.ReceivedAt,
+		}
+		s.Ref = s
+		records = append(records, &s.OutboxRecord)
+	}
+	return records
+}
+
+// storedRecord ties a record to the delivery that it came with.
+type storedRecord struct {
+	gobridge.OutboxRecord
+	from  *pending
+	index int
+}
+
+// OutboxDone hears what became of records given to the store. Part of
+// gobridge.OutboxDone.
+func (in *intake) OutboxDone(records []*gobridge.OutboxRecord, err error) {
+	if err != nil {
+		in.refused(records, err)
+		return
+	}
+	now := time.Now()
+	in.mu.Lock()
+	if in.storeErr != "" {
+		in.storeErr, in.wait = "", 0
+		in.log.Info("outbox takes messages again", "route_id", in.id)
+	}
+	for _, rec := range records {
+		s := rec.Ref.(*storedRecord)
+		if rec.Duplicate {
+			in.duplicate(s)
+		}
+		if s.from.open--; s.from.open == 0 {
+			in.latency.Observe(int64(now.Sub(s.from.d.ReceivedAt)))
+			s.from.d.Ack()
+			in.inFlight--
+		}
+	}
+	for len(in.order) > 0 && in.order[0].open == 0 {
+		in.order = in.order[1:]
+	}
+	receiver := in.receiver
+	resume := in.mayResume()
+	in.checkDrained()
+	in.mu.Unlock()
+
+	for _, p := range in.partitions {
+		p.take(records)
+	}
+	receiver.Flush()
+	if resume {
+		receiver.Resume()
+	}
+	for _, p := range in.partitions {
+		p.pump()
+	}
+}
+
+// duplicate counts a record that collapsed into an earlier one (G10, F3). Called
+// with mu held.
+func (in *intake) duplicate(s *storedRecord) {
+	if !s.Conflict {
+		in.suppressed[s.index].Get(metric.DuplicateRepeat).Inc()
+		return
+	}
+	in.suppressed[s.index].Get(metric.DuplicateIdentityConflict).Inc()
+	in.log.Warn("a message id was used for two different payloads: the second one is dropped as a duplicate",
+		"route_id", in.id, "binding_id", s.BindingID, "hint", "give each message its own mqtt.message-id")
+}
+
+// refused keeps what a failing store did not take and tries again later.
+func (in *intake) refused(records []*gobridge.OutboxRecord, err error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if in.storeErr == "" {
+		in.log.Error("outbox takes no messages: the source is held", "route_id", in.id, "err", err)
+	}
+	in.storeErr = err.Error()
+	if in.draining {
+		in.abandon(records)
+		in.checkDrained()
+		return
+	}
+	in.held = append(in.held, records...)
+	in.wait = min(max(2*in.wait, persistRetryMin), persistRetryMax)
+	in.timer.Reset(in.wait)
+}
+
+// retry gives the store what it refused, or the receiver its turn after a wait for
+// the rate limit.
+func (in *intake) retry() {
+	in.mu.Lock()
+	held := in.held
+	in.held = nil
+	resume := len(held) == 0 && in.mayResume()
+	receiver := in.receiver
+	in.mu.Unlock()
+	if len(held) > 0 {
+		in.outbox.Persist(held, in)
+	}
+	if resume {
+		receiver.Resume()
+	}
+}
+
+// mayResume reports whether the receiver should offer again, and takes note that
+// it is told. Called with mu held.
+func (in *intake) mayResume() bool {
+	if !in.backlogged || in.draining || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull() {
+		return false
+	}
+	in.backlogged = false
+	return true
+}
+
+// completed is called by a partition when records have gone from the store.
+func (in *intake) completed() {
+	in.mu.Lock()
+	resume := in.mayResume()
+	receiver := in.receiver
+	in.mu.Unlock()
+	if resume {
+		receiver.Resume()
+	}
+}
+
+// drain waits for what the store has been given, and leaves the rest to the
+// source. It returns the number of deliveries left there.
+func (in *intake) drain(ctx context.Context) int {
+	in.mu.Lock()
+	in.draining = true
+	in.timer.Stop()
+	held := in.held
+	in.held = nil
+	in.abandon(held)
+	in.checkDrained()
+	in.mu.Unlock()
+	select {
+	case <-in.drained:
+	case <-ctx.Done():
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.left + in.inFlight
+}
+
+// abandon leaves deliveries with their source. Called with mu held, only while
+// draining.
+func (in *intake) abandon(records []*gobridge.OutboxRecord) {
+	for _, rec := range records {
+		s := rec.Ref.(*storedRecord)
+		in.returned[s.index].Inc()
+		if s.from.open--; s.from.open == 0 {
+			in.inFlight--
+			in.left++
+		}
+	}
+}
+
+// health says how the half of the route before the outbox is doing.
+func (in *intake) health(now time.Time) (inFlight int, oldest time.Duration, reasons []string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.order) > 0 {
+		oldest = now.Sub(in.order[0].d.ReceivedAt)
+	}
+	if in.storeErr != "" {
+		reasons = append(reasons, "outbox: "+in.storeErr)
+	}
+	if oldest > 2*in.spec.Policy.SendTimeout && in.storeErr == "" {
+		reasons = append(reasons, fmt.Sprintf("stalled: the outbox has not answered for %s", oldest.Round(time.Second)))
+	}
+	if in.full {
+		reasons = append(reasons, "outbox is full (max_outbox_depth): the source is held")
+	}
+	if in.draining {
+		reasons = append(reasons, "stopping")
+	}
+	return in.inFlight, oldest, reasons
+}
+
+// checkDrained tells the drain that the store owes no answer. Called with mu held.
+func (in *intake) checkDrained() {
+	if in.draining && in.inFlight == 0 {
+		select {
+		case <-in.drained:
+		default:
+			close(in.drained)
+		}
+	}
+}

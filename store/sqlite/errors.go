@@ -1,0 +1,48 @@
+package sqlite
+
+import (
+	"errors"
+
+	"github.com/ncruces/go-sqlite3"
+
+	"github.com/gobridge/gobridge"
+)
+
+// outage turns a failure of the file into the typed error for those who wait: the
+// store as a whole takes no writes at the moment, no message is to blame.
+func outage(path string, err error) *gobridge.Error {
+	e := &gobridge.Error{
+		Code: gobridge.CodeUnavailable, Class: gobridge.ClassTransient, Outage: true,
+		Op: "store " + path, Err: err,
+	}
+	switch {
+	case errors.Is(err, sqlite3.FULL):
+		e.Hint = "the disk is full: free some space, the store then goes on by itself"
+	case errors.Is(err, sqlite3.READONLY), errors.Is(err, sqlite3.PERM), errors.Is(err, sqlite3.CANTOPEN), errors.Is(err, sqlite3.AUTH):
+		e.Hint = "the user of this process needs to write to the file and its directory"
+	case errors.Is(err, sqlite3.BUSY):
+		e.Hint = "another program has locked the file: close it"
+	case errors.Is(err, sqlite3.IOERR):
+		e.Hint = "the disk fails: look at the system log; the store goes on by itself when writes work again"
+	}
+	return e
+}
+
+// ofFile tells failures of SQLite from refusals of a single change.
+func ofFile(err error) bool {
+	_, ok := errors.AsType[*sqlite3.Error](err)
+	if !ok {
+		_, ok = errors.AsType[sqlite3.ErrorCode](err)
+	}
+	if !ok {
+		_, ok = errors.AsType[sqlite3.ExtendedErrorCode](err)
+	}
+	return ok
+}
+
+// damage tells that the file does not hold what was written to it.
+func damage(err error) bool {
+	return errors.Is(err, sqlite3.CORRUPT) || errors.Is(err, sqlite3.NOTADB) || errors.Is(err, gobridge.ErrDamaged)
+}
+
+func full(err error) bool { return errors.Is(err, sqlite3.FULL) }

@@ -1,0 +1,314 @@
+package sqlite
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+)
+
+// pages reads a database file below the level of tables: whatever is wrong with the
+// structure above them, leaf pages that are whole give up their rows. It sees the
+// file as SQLite does after a crash, with the committed frames of the write-ahead
+// log in the place of the pages that they replace
+// (https://sqlite.org/fileformat2.html).
+type pages struct {
+	db, wal *os.File
+	size    int              // of a page, in bytes
+	count   uint32           // of pages
+	frames  map[uint32]int64 // offsets in wal
+}
+
+const (
+	leafTable   = 0x0d // a leaf page of a table with rowids
+	headerBytes = 100  // of the file header, on page 1
+)
+
+func openPages(path string) (*pages, error) {
+	db, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	p := &pages{db: db, frames: map[uint32]int64{}}
+	header := make([]byte, headerBytes)
+	// A short or broken header leaves the size of pages to the default.
+	_, _ = db.ReadAt(header, 0)
+	p.size = pageSize(uint32(binary.BigEndian.Uint16(header[16:])))
+	info, err := db.Stat()
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	p.count = uint32(min((info.Size()+int64(p.size)-1)/int64(p.size), 1<<32-2))
+	if p.wal, err = os.Open(path + "-wal"); err == nil {
+		err = p.readLog()
+	}
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *pages) close() {
+	_ = p.db.Close() // read only
+	if p.wal != nil {
+		_ = p.wal.Close()
+	}
+}
+
+// pageSize is n if SQLite allows that, else the default; 1 stands for 65536.
+func pageSize(n uint32) int {
+	if n == 1 {
+		n = 65536
+	}
+	if n < 512 || n > 65536 || n&(n-1) != 0 {
+		return 4096
+	}
+	return int(n)
+}
+
+// readLog finds the frames of the log up to its last whole commit.
+func (p *pages) readLog() error {
+	header := make([]byte, 32)
+	if _, err := io.ReadFull(p.wal, header); err != nil {
+		return ignoreShort(err)
+	}
+	magic := binary.BigEndian.Uint32(header)
+	if magic&^1 != 0x377f0682 {
+		return nil
+	}
+	var order binary.ByteOrder = binary.LittleEndian
+	if magic&1 != 0 {
+		order = binary.BigEndian
+	}
+	size := pageSize(binary.BigEndian.Uint32(header[8:]))
+	salt := header[16:24]
+	var sum [2]uint32
+	logSum(&sum, header[:24], order)
+	if sum != [2]uint32{binary.BigEndian.Uint32(header[24:]), binary.BigEndian.Uint32(header[28:])} {
+		return nil
+	}
+	if size != p.size {
+		p.size = size // the header of the database is the broken one
+	}
+	frame := make([]byte, 24+size)
+	pending := map[uint32]int64{}
+	for at := int64(32); ; at += int64(len(frame)) {
+		if _, err := io.ReadFull(p.wal, frame); err != nil {
+			return ignoreShort(err)
+		}
+		logSum(&sum, frame[:8], order)
+		logSum(&sum, frame[24:], order)
+		stored := [2]uint32{binary.BigEndian.Uint32(frame[16:]), binary.BigEndian.Uint32(frame[20:])}
+		if !bytes.Equal(frame[8:16], salt) || sum != stored {
+			return nil
+		}
+		pending[binary.BigEndian.Uint32(frame)] = at + 24
+		if n := binary.BigEndian.Uint32(frame[4:]); n != 0 { // a commit
+			p.count = n
+			for page, offset := range pending {
+				p.frames[page] = offset
+			}
+			clear(pending)
+		}
+	}
+}
+
+func ignoreShort(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil
+	}
+	return err
+}
+
+// logSum continues the checksum of a write-ahead log.
+func logSum(s *[2]uint32, b []byte, order binary.ByteOrder) {
+	for ; len(b) >= 8; b = b[8:] {
+		s[0] += order.Uint32(b) + s[1]
+		s[1] += order.Uint32(b[4:]) + s[0]
+	}
+}
+
+// read fills buf, of one page, with page n.
+func (p *pages) read(n uint32, buf []byte) error {
+	if n == 0 || n > p.count {
+		return fmt.Errorf("page %d of %d", n, p.count)
+	}
+	if at, found := p.frames[n]; found {
+		_, err := p.wal.ReadAt(buf, at)
+		return err
+	}
+	_, err := p.db.ReadAt(buf, int64(n-1)*int64(p.size))
+	return err
+}
+
+// free returns the pages of the freelist, as far as that can be read: what they
+// hold was deleted.
+func (p *pages) free() map[uint32]bool {
+	free := map[uint32]bool{}
+	buf := make([]byte, p.size)
+	if p.read(1, buf) != nil || !bytes.HasPrefix(buf, []byte("SQLite format 3\x00")) {
+		return free
+	}
+	for trunk := binary.BigEndian.Uint32(buf[32:]); trunk != 0 && !free[trunk]; trunk = binary.BigEndian.Uint32(buf) {
+		if p.read(trunk, buf) != nil {
+			break
+		}
+		n := binary.BigEndian.Uint32(buf[4:])
+		if n > uint32(p.size/4-2) || buf[0] == leafTable {
+			break
+		}
+		free[trunk] = true
+		for i := range n {
+			free[binary.BigEndian.Uint32(buf[8+4*i:])] = true
+		}
+	}
+	return free
+}
+
+// rows calls f with the rowid and the last column of every row in the leaf pages
+// whose last column is a blob. Rows of one table are not told from those of
+// another.
+func (p *pages) rows(f func(rowid int64, last []byte) error) error {
+	free := p.free()
+	buf := make([]byte, p.size)
+	for n := uint32(1); n <= p.count; n++ {
+		if free[n] || p.read(n, buf) != nil || len(buf) == 0 {
+			continue
+		}
+		header := 0
+		if n == 1 {
+			header = headerBytes
+		}
+		if buf[header] != leafTable {
+			continue
+		}
+		cells := int(binary.BigEndian.Uint16(buf[header+3:]))
+		pointers := buf[header+8:]
+		if 2*cells > len(pointers) {
+			continue
+		}
+		for i := range cells {
+			rowid, record, ok := p.cell(buf, int(binary.BigEndian.Uint16(pointers[2*i:])))
+			if !ok {
+				continue
+			}
+			if last := lastBlob(record); last != nil {
+				if err := f(rowid, last); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// cell reads the cell at an offset of a leaf page, with what overflowed.
+func (p *pages) cell(page []byte, at int) (rowid int64, record []byte, ok bool) {
+	if at >= len(page) {
+		return 0, nil, false
+	}
+	b := page[at:]
+	length, n := varint(b)
+	if n == 0 {
+		return 0, nil, false
+	}
+	id, m := varint(b[n:])
+	if b = b[n+m:]; m == 0 || length > uint64(p.count)*uint64(p.size) {
+		return 0, nil, false
+	}
+	local := p.local(int(length))
+	if local > len(b) {
+		return 0, nil, false
+	}
+	if local == int(length) {
+		return int64(id), b[:local], true
+	}
+	if local+4 > len(b) {
+		return 0, nil, false
+	}
+	record = append(make([]byte, 0, length), b[:local]...)
+	next := binary.BigEndian.Uint32(b[local:])
+	over := make([]byte, p.size)
+	for len(record) < int(length) {
+		if p.read(next, over) != nil {
+			return int64(id), record, true // the checksum tells
+		}
+		next = binary.BigEndian.Uint32(over)
+		record = append(record, over[4:4+min(p.size-4, int(length)-len(record))]...)
+	}
+	return int64(id), record, true
+}
+
+// local is how much of a record stays in its leaf page.
+func (p *pages) local(length int) int {
+	usable := p.size
+	if length <= usable-35 {
+		return length
+	}
+	least := (usable-12)*32/255 - 23
+	if k := least + (length-least)%(usable-4); k <= usable-35 {
+		return k
+	}
+	return least
+}
+
+// lastBlob returns the last column of a record if that is a blob, as much as there
+// is of it.
+func lastBlob(record []byte) []byte {
+	length, n := varint(record)
+	if n == 0 || length > uint64(len(record)) || length < uint64(n) {
+		return nil
+	}
+	types, body := record[n:length], record[length:]
+	at := uint64(0)
+	for len(types) > 0 {
+		kind, n := varint(types)
+		if n == 0 {
+			return nil
+		}
+		types = types[n:]
+		size := columnSize(kind)
+		if len(types) == 0 {
+			if kind < 12 || kind%2 != 0 || at > uint64(len(body)) {
+				return nil
+			}
+			return body[at:min(at+size, uint64(len(body)))]
+		}
+		at += size
+	}
+	return nil
+}
+
+// columnSize is the size of a column of that serial type.
+func columnSize(kind uint64) uint64 {
+	switch {
+	case kind >= 12:
+		return (kind - 12) / 2
+	case kind == 5:
+		return 6
+	case kind == 6 || kind == 7:
+		return 8
+	case kind <= 4:
+		return kind
+	}
+	return 0
+}
+
+// varint reads an integer of SQLite: big endian, seven bits a byte, at most nine
+// bytes; n is 0 when b ends before it.
+func varint(b []byte) (v uint64, n int) {
+	for i := range min(len(b), 8) {
+		v = v<<7 | uint64(b[i]&0x7f)
+		if b[i] < 0x80 {
+			return v, i + 1
+		}
+	}
+	if len(b) < 9 {
+		return 0, 0
+	}
+	return v<<8 | uint64(b[8]), 9
+}
