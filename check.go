@@ -247,7 +247,7 @@ func indexIDs(c *checker, what string, n int, entry func(int) (id, path string))
 
 func (c *checker) checkBridge() {
 	b := &c.spec.Bridge
-	if b.ID == "" {
+	if strings.TrimSpace(b.ID) == "" {
 		c.fault("bridge.id", "the bridge has no id", "write id: and a name that no other bridge has")
 	}
 	if b.DeploymentMode == "clustered" {

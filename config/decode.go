@@ -241,6 +241,10 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value, k kind, f field, path st
 		d.fault(n, path, "expected "+k.expected()+", found a string", unquote(text, k))
 		return
 	}
+	if expanded && text == "" && (k == kindSecret || f.key == "username") {
+		d.fault(n, path, "the text of "+shorten(n.Value)+" is empty: a missing credential never means an anonymous login", "set the variable, or remove the key")
+		return
+	}
 	prefilled := !v.IsZero()
 	expected, hint := set(v, k, text, tag, f)
 	if expected == "" && v.IsZero() && !prefilled && zeroMeansDefault(k, f) {

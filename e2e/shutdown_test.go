@@ -27,6 +27,7 @@ func TestStopsUnderLoadLoseAndRepeatNothing(t *testing.T) {
 			var longest time.Duration
 			for i := 1; i <= stops; i++ {
 				mustCount(t, col, n*i/(stops+1), b, time.Minute)
+				b.waitReady("") // what waits for a destination that is not connected yet is left to the source
 				began := time.Now()
 				if code := b.Term(40 * time.Second); code != 0 {
 					t.Errorf("stop %d: exit code %d, want 0", i, code)

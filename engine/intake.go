@@ -34,8 +34,6 @@ type intake struct {
 	suppressed []metric.CounterSet // by partition
 	returned   []*metric.Counter   // by partition
 
-	helpers sync.WaitGroup
-
 	mu       sync.Mutex
 	receiver gobridge.Receiver
 	inFlight int // deliveries given to the store

@@ -126,12 +126,12 @@ func serve(ctx context.Context, server *httpServer, eng *engine.Engine, log *slo
 	return err
 }
 
-// untilSignal returns a context that the first SIGTERM or SIGINT ends; a second
+// untilSignal returns a context that the first SIGTERM, SIGINT or SIGHUP ends; a second
 // one ends the process. done ends the watch.
 func untilSignal(parent context.Context, log *slog.Logger, exit func(int)) (ctx context.Context, done func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 2)
-	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	var wg sync.WaitGroup
 	quit := make(chan struct{})
 	wg.Go(func() {
