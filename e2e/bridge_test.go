@@ -116,6 +116,7 @@ var listening = regexp.MustCompile(`http listener up".*addr"?[=:]"?([0-9.]+:[0-9
 func run(t *testing.T, file string, env ...string) *bridge {
 	t.Helper()
 	cmd := exec.Command(bridgetest.BuildBinary(t), "run", "-c", file)
+	cmd.Dir = filepath.Dir(file) // the default data_dir is relative
 	cmd.Env = append(os.Environ(), env...)
 	b := &bridge{Process: bridgetest.StartCommand(t, cmd), t: t}
 	b.WaitOutput("http listener up", patience)
