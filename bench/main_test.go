@@ -41,7 +41,9 @@ func TestOnlySelectsByName(t *testing.T) {
 		only string
 		want []string
 	}{
-		{"fake", []string{"fake/direct", "fake/mosquitto-200", "fake/mosquitto-1000", "fake/gobridge", "fake/gobridge-1000"}},
+		{"fake", []string{
+			"fake/direct", "fake/mosquitto-200", "fake/mosquitto-1000", "fake/gobridge", "fake/gobridge-1000", "fake/gobridge-outbox", "fake/gobridge-outbox-1000",
+		}},
 		{"/gobridge$", []string{"brokers/gobridge", "fake/gobridge"}},
 		{"inside", []string{"brokers/mosquitto-inside"}},
 		{"nobody", nil},

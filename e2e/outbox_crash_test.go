@@ -172,9 +172,7 @@ func TestStopsOfAnOutboxLoseAndRepeatNothing(t *testing.T) {
 		pub.Wait(t, patience)
 		b.waitDepth(n, patience)
 		b.stop()
-		if tr := trafficTo(source.Log(), sourceID); tr.acked != n {
-			t.Errorf("the source got %d of %d acknowledged", tr.acked, n)
-		}
+		expectAcked(t, source, n)
 		dest.Start()
 		b = cfg.start(t)
 		r := finish(t, pub, col, n, b, time.Minute)

@@ -29,9 +29,7 @@ func TestOutageOfTheDestinationFillsTheOutbox(t *testing.T) {
 	b.waitDepth(n, time.Minute)
 	stored := time.Since(began)
 	b.settled()
-	if tr := trafficTo(source.Log(), sourceID); tr.sent != n || tr.acked != n {
-		t.Errorf("the source has sent %d and got %d acknowledged, want %d: its queue is not empty", tr.sent, tr.acked, n)
-	}
+	expectAcked(t, source, n) // its queue is empty
 	if status, body := b.get("/readyz?level=subscribed"); status != 200 {
 		t.Errorf("level subscribed answers %d %s", status, body)
 	}
@@ -76,9 +74,7 @@ func TestFullOutboxHoldsTheRestAtTheSource(t *testing.T) {
 		_, r := b.ready()
 		return strings.Contains(fmt.Sprint(r.Reasons), "outbox is full")
 	})
-	if tr := trafficTo(source.Log(), sourceID); tr.acked != limit {
-		t.Errorf("the source got %d acknowledged, want %d", tr.acked, limit)
-	}
+	expectAcked(t, source, limit)
 	if n := b.metrics().sum("gobridge_dlq_depth"); n != 0 {
 		t.Errorf("%v dead letters", n)
 	}
@@ -178,6 +174,48 @@ func TestOutboxKeepsOrderThroughLinkCuts(t *testing.T) {
 	}
 	if r.OutOfOrder > 0 {
 		t.Errorf("%d messages out of order, want 0", r.OutOfOrder)
+	}
+	b.quietLosses()
+	b.conservedSince(0)
+	b.stop()
+}
+
+// A slow destination makes records go over the disk, and a fast one through memory
+// again, while messages keep coming: each goes out once, in its place.
+func TestOutboxChangesBetweenMemoryAndDisk(t *testing.T) {
+	const size, rate = 40_000, 700 // 8 MB wait in memory before the disk takes over
+	stalls := pick(3, 40)
+	n := stalls * rate * 3 / 4
+	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	dest := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	link := bridgetest.NewProxy(t, dest.Addr())
+	cfg := viaOutbox(t, source.URL(), link.URL())
+	col := collect(t, dest.Addr(), "out/#")
+	b := cfg.start(t)
+	b.waitReady("")
+	pub := bridgetest.StartPublisher(t, bridgetest.PublisherConfig{
+		Addr: source.Addr(), Topic: "in/x", N: n, QoS: 1, PayloadSize: size, Rate: rate, MessageIDs: true,
+	})
+	deepest := 0
+	for i := 1; i <= stalls; i++ {
+		mustCount(t, col, n*i/(stalls+2), b, time.Minute)
+		link.Stall(true)
+		within(400*time.Millisecond, func() bool { // so long the destination takes nothing
+			metrics, _ := b.depth()
+			deepest = max(deepest, metrics)
+			return metrics*size > 16<<20
+		})
+		link.Stall(false)
+	}
+	r := finish(t, pub, col, n, b, time.Minute)
+	b.waitDepth(0, patience)
+	t.Logf("%v; %d stalls, deepest %d", r, stalls, deepest)
+	exactlyOnce(t, r)
+	if r.OutOfOrder > 0 {
+		t.Errorf("%d messages out of order, want 0", r.OutOfOrder)
+	}
+	if deepest*size < 8<<20 {
+		t.Errorf("at most %d messages waited: the disk was not needed, or the test proves nothing", deepest)
 	}
 	b.quietLosses()
 	b.conservedSince(0)

@@ -99,9 +99,7 @@ func TestReusedIdsCollapseAndAreCounted(t *testing.T) {
 	}
 	b.waitDepth(0, patience)
 	b.settled()
-	if tr := trafficTo(source.Log(), sourceID); tr.acked != 7 {
-		t.Errorf("the source got %d acknowledged, want all 7", tr.acked)
-	}
+	expectAcked(t, source, 7)
 	b.quietLosses()
 	b.conservedSince(0)
 	b.stop()

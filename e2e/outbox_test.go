@@ -98,6 +98,16 @@ func (b *bridge) conservedSince(records int) {
 	}
 }
 
+// expectAcked waits until the log of a source tells of so many messages acknowledged
+// by the bridge, and expects that it tells of no more.
+func expectAcked(t *testing.T, source *bridgetest.Mosquitto, want int) {
+	t.Helper()
+	var tr traffic
+	if !within(patience, func() bool { tr = trafficTo(source.Log(), sourceID); return tr.acked >= want }) || tr.acked != want {
+		t.Errorf("the source has sent %d and got %d acknowledged, want %d", tr.sent, tr.acked, want)
+	}
+}
+
 // arrived notes which numbered messages a collector has seen; its note is for
 // CollectorConfig.OnMessage.
 type arrived struct {

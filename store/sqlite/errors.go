@@ -2,6 +2,10 @@ package sqlite
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
 
 	"github.com/ncruces/go-sqlite3"
 
@@ -46,3 +50,27 @@ func damage(err error) bool {
 }
 
 func full(err error) bool { return errors.Is(err, sqlite3.FULL) }
+
+// scratchBytes is what a disk that is not full has room for.
+const scratchBytes = 1 << 20
+
+// named tells a full disk from a failing one: the driver reports a write that found
+// no space as an I/O error, and keeps the system's error to itself. So the file
+// system is asked once more.
+func (d *database) named(err error) error {
+	if errors.Is(err, sqlite3.IOERR) && !full(err) && noSpace(filepath.Dir(d.path)) {
+		return fmt.Errorf("%w: %w", sqlite3.FULL, err)
+	}
+	return err
+}
+
+// noSpace reports whether a file of scratchBytes finds no room in dir.
+func noSpace(dir string) bool {
+	f, err := os.CreateTemp(dir, ".space-*")
+	if err == nil {
+		_, err = f.Write(make([]byte, scratchBytes))
+		_ = f.Close()
+		_ = os.Remove(f.Name())
+	}
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}

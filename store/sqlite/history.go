@@ -80,10 +80,8 @@ func baseline(c *conn, k gobridge.HistoryKey) error {
 
 // write runs the statement once for each filter.
 func (h *History) write(ctx context.Context, grows bool, k gobridge.HistoryKey, filters []string, sql string, first func(c *conn) error) error {
-	for _, f := range filters {
-		if f == "" {
-			return errors.New("managed subscription history: an empty filter")
-		}
+	if slices.Contains(filters, "") {
+		return errors.New("managed subscription history: an empty filter")
 	}
 	filters = slices.Clone(filters)
 	return h.do(ctx, grows, func(c *conn) (func(), error) {

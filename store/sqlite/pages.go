@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 )
 
@@ -109,9 +110,7 @@ func (p *pages) readLog() error {
 		pending[binary.BigEndian.Uint32(frame)] = at + 24
 		if n := binary.BigEndian.Uint32(frame[4:]); n != 0 { // a commit
 			p.count = n
-			for page, offset := range pending {
-				p.frames[page] = offset
-			}
+			maps.Copy(p.frames, pending)
 			clear(pending)
 		}
 	}

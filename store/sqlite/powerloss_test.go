@@ -179,12 +179,13 @@ func loseWorkload(t *testing.T, s settings, r *recorder, rng *rand.Rand, message
 			rng.Shuffle(len(held), func(i, j int) { held[i], held[j] = held[j], held[i] })
 			leave := held[:rng.IntN(len(held)+1)]
 			held = slices.Clone(held[len(leave):])
+			charged := slices.Clone(held[:len(held)/2]) // the store reads it later
 			mu.Unlock()
 			for _, rec := range leave {
 				n, _ := strconv.Atoi(rec.Envelope.ID)
 				r.note(event{kind: finishing, n: n})
 			}
-			o.Charge(held[:len(held)/2], outcomeFunc(func([]*gobridge.OutboxRecord, error) {}))
+			o.Charge(charged, outcomeFunc(func([]*gobridge.OutboxRecord, error) {}))
 			o.Complete(leave, outcomeFunc(func(records []*gobridge.OutboxRecord, err error) {
 				if err != nil {
 					t.Errorf("complete: %v", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -237,7 +238,7 @@ func (d *database) transact(group []job) error {
 				group[i].undo()
 			}
 		}
-		return err
+		return d.named(err)
 	}
 	for i, j := range group {
 		j.finish(refused[i])
@@ -273,7 +274,13 @@ func (d *database) fail(err error) *gobridge.Error {
 // opened anew first: what a failed write or sync left in memory is not to be
 // trusted.
 func (d *database) probe() {
-	err := d.tryWrite()
+	down := d.down.Load()
+	if full(down) && errors.Is(down, sqlite3.IOERR) && noSpace(filepath.Dir(d.path)) {
+		// What the disk has left would do for the probe, not for the messages.
+		d.later(down)
+		return
+	}
+	err := d.named(d.tryWrite())
 	if damage(err) {
 		err = d.rebuild(err)
 	}
@@ -282,13 +289,18 @@ func (d *database) probe() {
 		d.log.Info("store takes writes again", "path", d.path)
 		return
 	}
-	d.down.Store(outage(d.path, err))
+	d.later(outage(d.path, err))
+}
+
+// later plans the next probe of a store that is down.
+func (d *database) later(down *gobridge.Error) {
+	d.down.Store(down)
 	d.backoff = min(2*d.backoff, probeMax)
 	d.probeAt = time.Now().Add(d.backoff)
 }
 
 func (d *database) tryWrite() error {
-	if d.w == nil || !full(d.down.Load()) {
+	if down := d.down.Load(); d.w == nil || !full(down) || errors.Is(down, sqlite3.IOERR) {
 		d.readMu.Lock()
 		defer d.readMu.Unlock()
 		d.disconnect()
