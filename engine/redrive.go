@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -73,7 +74,7 @@ func (e *Engine) Redrive(ctx context.Context, id string) error {
 		case <-time.After(redriveRetry):
 		}
 	}
-	if _, err := e.dlq.CountReplay(ctx, id); err != nil {
+	if _, err := e.dlq.CountReplay(ctx, id); err != nil && !errors.Is(err, gobridge.ErrNotFound) { // not found: delivered and deleted already
 		e.log.Warn("a redrive could not be counted", "id", id, "err", err)
 	}
 	select {
