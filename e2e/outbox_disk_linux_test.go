@@ -146,7 +146,7 @@ func TestCrashOnFullDiskLosesNothing(t *testing.T) {
 	// not harm what is there.
 	p := cfg.spawn(t)
 	started := within(5*time.Second, func() bool { return strings.Contains(p.Stderr(), "http listener up") || exited(p) })
-	t.Logf("%d of %d acknowledged; a start on the full disk decided %t, ended %t", acked, n, started, exited(p))
+	t.Logf("%d of %d stored; a start on the full disk decided %t, ended %t", acked, n, started, exited(p))
 	p.Kill9()
 	makeRoom()
 	dest.Start()

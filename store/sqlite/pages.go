@@ -24,6 +24,7 @@ type pages struct {
 
 const (
 	leafTable   = 0x0d // a leaf page of a table with rowids
+	leafIndex   = 0x0a // a leaf page of an index, or of a table without rowids
 	headerBytes = 100  // of the file header, on page 1
 )
 
@@ -168,21 +169,22 @@ func (p *pages) free() map[uint32]bool {
 	return free
 }
 
-// rows calls f with the rowid and the last column of every row in the leaf pages
-// whose last column is a blob. Rows of one table are not told from those of
-// another.
-func (p *pages) rows(f func(rowid int64, last []byte) error) error {
+// rows calls f for every row in the leaf pages. Rows of one table are not told from
+// those of another. rowid is 0 and inIndex true for a row of an index or of a table
+// without rowids.
+func (p *pages) rows(f func(rowid int64, record []byte, inIndex bool) error) error {
 	free := p.free()
 	buf := make([]byte, p.size)
 	for n := uint32(1); n <= p.count; n++ {
-		if free[n] || p.read(n, buf) != nil || len(buf) == 0 {
+		if free[n] || p.read(n, buf) != nil {
 			continue
 		}
 		header := 0
 		if n == 1 {
 			header = headerBytes
 		}
-		if buf[header] != leafTable {
+		kind := buf[header]
+		if kind != leafTable && kind != leafIndex {
 			continue
 		}
 		cells := int(binary.BigEndian.Uint16(buf[header+3:]))
@@ -191,22 +193,21 @@ func (p *pages) rows(f func(rowid int64, last []byte) error) error {
 			continue
 		}
 		for i := range cells {
-			rowid, record, ok := p.cell(buf, int(binary.BigEndian.Uint16(pointers[2*i:])))
+			rowid, record, ok := p.cell(buf, int(binary.BigEndian.Uint16(pointers[2*i:])), kind == leafIndex)
 			if !ok {
 				continue
 			}
-			if last := lastBlob(record); last != nil {
-				if err := f(rowid, last); err != nil {
-					return err
-				}
+			if err := f(rowid, record, kind == leafIndex); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// cell reads the cell at an offset of a leaf page, with what overflowed.
-func (p *pages) cell(page []byte, at int) (rowid int64, record []byte, ok bool) {
+// cell reads the cell at an offset of a leaf page, with what overflowed. Cells of an
+// index have no rowid; those that overflow are passed over.
+func (p *pages) cell(page []byte, at int, inIndex bool) (rowid int64, record []byte, ok bool) {
 	if at >= len(page) {
 		return 0, nil, false
 	}
@@ -215,8 +216,11 @@ func (p *pages) cell(page []byte, at int) (rowid int64, record []byte, ok bool) 
 	if n == 0 {
 		return 0, nil, false
 	}
-	id, m := varint(b[n:])
-	if b = b[n+m:]; m == 0 || length > uint64(p.count)*uint64(p.size) {
+	if b = b[n:]; inIndex {
+		return 0, b[:min(length, uint64(len(b)))], length <= uint64(len(b))
+	}
+	id, m := varint(b)
+	if b = b[m:]; m == 0 || length > uint64(p.count)*uint64(p.size) {
 		return 0, nil, false
 	}
 	local := p.local(int(length))
@@ -255,31 +259,51 @@ func (p *pages) local(length int) int {
 	return least
 }
 
-// lastBlob returns the last column of a record if that is a blob, as much as there
-// is of it.
-func lastBlob(record []byte) []byte {
+// column is one value of a record: its serial type and its bytes, as many as there
+// are.
+type column struct {
+	kind uint64
+	body []byte
+}
+
+// isBlob tells blobs from the rest.
+func (c *column) isBlob() bool { return c.kind >= 12 && c.kind%2 == 0 }
+
+// int returns the value of an integer; ok is false for anything else.
+func (c *column) int() (v int64, ok bool) {
+	if c.kind == 8 || c.kind == 9 {
+		return int64(c.kind - 8), true
+	}
+	if c.kind == 0 || c.kind > 6 || uint64(len(c.body)) < columnSize(c.kind) {
+		return 0, false
+	}
+	v = int64(int8(c.body[0]))
+	for _, b := range c.body[1:] {
+		v = v<<8 | int64(b)
+	}
+	return v, true
+}
+
+// columns splits a record; it returns nil when that does not work out. The result is
+// valid until the next call with the same buffer.
+func columns(record []byte, buf []column) []column {
 	length, n := varint(record)
 	if n == 0 || length > uint64(len(record)) || length < uint64(n) {
 		return nil
 	}
 	types, body := record[n:length], record[length:]
-	at := uint64(0)
+	buf = buf[:0]
 	for len(types) > 0 {
 		kind, n := varint(types)
 		if n == 0 {
 			return nil
 		}
 		types = types[n:]
-		size := columnSize(kind)
-		if len(types) == 0 {
-			if kind < 12 || kind%2 != 0 || at > uint64(len(body)) {
-				return nil
-			}
-			return body[at:min(at+size, uint64(len(body)))]
-		}
-		at += size
+		size := min(columnSize(kind), uint64(len(body)))
+		buf = append(buf, column{kind, body[:size]})
+		body = body[size:]
 	}
-	return nil
+	return buf
 }
 
 // columnSize is the size of a column of that serial type.

@@ -194,10 +194,6 @@ func (x *salvager) tables() error {
 			}
 			return nil
 		}},
-		{"SELECT seq, replays, first_attempt FROM outbox", "part, seq", func(s *sqlite3.Stmt) error {
-			x.waiting[s.ColumnInt64(0)] = waiting{s.ColumnInt64(1), s.ColumnInt64(2)}
-			return nil
-		}},
 		{"SELECT id, dedup, payload, at FROM outbox_done", "id", func(s *sqlite3.Stmt) error {
 			return x.to.query("INSERT OR IGNORE INTO outbox_done VALUES (?, ?, ?, ?)").
 				int(s.ColumnInt64(0)).blob(slices.Clone(s.ColumnRawBlob(1))).int(s.ColumnInt64(2)).int(s.ColumnInt64(3)).exec()
@@ -210,10 +206,14 @@ func (x *salvager) tables() error {
 			return x.to.query("INSERT OR IGNORE INTO history VALUES (?, ?, ?)").
 				text(s.ColumnText(0)).text(s.ColumnText(1)).text(s.ColumnText(2)).exec()
 		}},
-		{"SELECT count(*) FROM dlq", "1", func(s *sqlite3.Stmt) error {
-			x.letters = s.ColumnInt(0)
-			return nil
-		}},
+	}
+	// Any index of the table knows how many entries it had.
+	for _, index := range []string{"dlq_age", "dlq_route", "dlq_category", "dlq_code"} {
+		n, _, err := from.query("SELECT count(*) FROM dlq INDEXED BY " + index).number()
+		if err := ignoreDamage(err); err != nil {
+			return err
+		}
+		x.letters = max(x.letters, int(n))
 	}
 	for _, step := range steps {
 		ascending := step.sql + " ORDER BY " + step.keys
@@ -240,15 +240,42 @@ func ignoreDamage(err error) error {
 	return err
 }
 
-// messages copies records and dead letters, page by page.
+// messages copies records and dead letters, page by page. First come the rows of the
+// table outbox: they tell what there has to be.
 func (x *salvager) messages() error {
 	p, err := openPages(x.db.path)
 	if err != nil {
 		return err
 	}
 	defer p.close()
-	return p.rows(func(rowid int64, blob []byte) error {
-		switch {
+	var buf []column
+	err = p.rows(func(_ int64, record []byte, inIndex bool) error {
+		if !inIndex {
+			return nil
+		}
+		// part, seq, dedup, payload, replays, first_attempt: no index has as many.
+		if buf = columns(record, buf); len(buf) == 6 {
+			seq, isSeq := buf[1].int()
+			replays, isCount := buf[4].int()
+			first, isTime := buf[5].int()
+			if isSeq && isCount && isTime {
+				x.waiting[seq] = waiting{replays, first}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.rows(func(rowid int64, record []byte, inIndex bool) error {
+		if inIndex {
+			return nil
+		}
+		buf = columns(record, buf)
+		if len(buf) == 0 || !buf[len(buf)-1].isBlob() {
+			return nil
+		}
+		switch blob := buf[len(buf)-1].body; {
 		case bytes.HasPrefix(blob, recordMagic):
 			return x.record(rowid, blob)
 		case bytes.HasPrefix(blob, letterMagic):
