@@ -89,7 +89,7 @@ func TestKilledBridgeRepeatsAtMostItsWindow(t *testing.T) {
 	b.stop()
 }
 
-// C01: an acknowledgement at the source is the destination's confirmation.
+// An acknowledgement at the source is the destination's confirmation.
 func TestNothingIsAcknowledgedWhileTheDestinationIsDown(t *testing.T) {
 	t.Parallel()
 	const n = 500
@@ -119,7 +119,7 @@ func TestNothingIsAcknowledgedWhileTheDestinationIsDown(t *testing.T) {
 	b.stop()
 }
 
-// C04: a stopped bridge has a queue at its source.
+// A stopped bridge has a queue at its source.
 func TestMessagesForAStoppedBridgeWait(t *testing.T) {
 	t.Parallel()
 	const n = 10

@@ -110,7 +110,7 @@ func TestMessagesOverTheBridgesLimitsAreDroppedAndCounted(t *testing.T) {
 	}
 }
 
-// C57: a destination without retained messages gets none.
+// A destination without retained messages gets none.
 func TestRetainIsClearedWhereItIsNotAvailable(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -139,7 +139,7 @@ func TestRetainIsClearedWhereItIsNotAvailable(t *testing.T) {
 	}
 }
 
-// C58: the destination's Maximum QoS is honoured.
+// The destination's Maximum QoS is honoured.
 func TestMaximumQoSOfTheDestinationIsHonoured(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})

@@ -15,7 +15,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
-// C77: readiness says what is wrong, in time, and takes it back.
+// Readiness says what is wrong, in time, and takes it back.
 func TestReadinessTellsTheTruth(t *testing.T) {
 	t.Parallel()
 	const keepAlive = 2 * time.Second
@@ -59,7 +59,7 @@ func TestReadinessTellsTheTruth(t *testing.T) {
 	b.stop()
 }
 
-// C77, C38: a refused filter is named.
+// A refused filter is named.
 func TestRefusedFilterIsNotReady(t *testing.T) {
 	t.Parallel()
 	var allowed atomic.Bool
@@ -101,7 +101,7 @@ func TestRefusedFilterIsNotReady(t *testing.T) {
 	b.stop()
 }
 
-// C77: a route on which nothing moves is not ready either.
+// A route on which nothing moves is not ready either.
 func TestStalledRouteIsNotReady(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -135,7 +135,7 @@ func TestStalledRouteIsNotReady(t *testing.T) {
 	b.stop()
 }
 
-// C79: the number of series follows from the config, not from the messages.
+// The number of series follows from the config, not from the messages.
 func TestManyTopicsMakeNoSeries(t *testing.T) {
 	t.Parallel()
 	n := pick(2000, 100_000)
@@ -169,7 +169,7 @@ func TestManyTopicsMakeNoSeries(t *testing.T) {
 	b.stop()
 }
 
-// C04: a broker that shortens the session expiry is worth a warning.
+// A broker that shortens the session expiry is worth a warning.
 func TestShortenedSessionExpiryIsLogged(t *testing.T) {
 	t.Parallel()
 	fake := bridgetest.NewFakeBroker(t)

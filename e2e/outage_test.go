@@ -57,7 +57,7 @@ func TestOutageOfTheDestinationHoldsMessagesAtTheSource(t *testing.T) {
 	b.stop()
 }
 
-// C02: what is published while the link is dead, and nobody knows yet, is not lost.
+// What is published while the link is dead, and nobody knows yet, is not lost.
 func TestSilentOutageLosesNothing(t *testing.T) {
 	t.Parallel()
 	seconds := pick(8, 90)
@@ -93,7 +93,7 @@ func TestSilentOutageLosesNothing(t *testing.T) {
 	b.stop()
 }
 
-// C40: a destination that does not answer must not cost the connection to the source.
+// A destination that does not answer must not cost the connection to the source.
 func TestHangingDestinationDoesNotDisconnectTheSource(t *testing.T) {
 	const keepAlive = 5
 	hang, n := time.Duration(pick(12, 60))*time.Second, pick(1000, 5000)
@@ -137,7 +137,7 @@ func TestHangingDestinationDoesNotDisconnectTheSource(t *testing.T) {
 	b.stop()
 }
 
-// C40: the same with a destination that lives and holds its acknowledgements back.
+// The same with a destination that lives and holds its acknowledgements back.
 func TestSlowAcknowledgementsAreWaitedFor(t *testing.T) {
 	t.Parallel()
 	const n = 300

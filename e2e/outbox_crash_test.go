@@ -129,7 +129,7 @@ func TestKillsAtRandomMomentsLoseNothing(t *testing.T) {
 	b.stop()
 }
 
-// C82: a stop completes what was sent. What waits in the outbox is safe.
+// A stop completes what was sent. What waits in the outbox is safe.
 func TestStopsOfAnOutboxLoseAndRepeatNothing(t *testing.T) {
 	t.Run("under load", func(t *testing.T) {
 		n, stops := pick(4000, 20_000), pick(4, 20)

@@ -12,7 +12,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
-// C48: what a publisher sent is what a subscriber sees.
+// What a publisher sent is what a subscriber sees.
 func TestPropertiesPassThrough(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -77,7 +77,7 @@ func withoutOurs(p packets.Properties) packets.Properties {
 	return kept
 }
 
-// C48, C63: the expiry interval goes on running while a message waits, and an expired
+// The expiry interval goes on running while a message waits, and an expired
 // message is not delivered.
 func TestExpiryRunsWhileAMessageWaits(t *testing.T) {
 	t.Parallel()
@@ -104,7 +104,7 @@ func TestExpiryRunsWhileAMessageWaits(t *testing.T) {
 	b.stop()
 }
 
-// C50: properties survive several bridges in order, repeats included, and nothing is
+// Properties survive several bridges in order, repeats included, and nothing is
 // added but the identity and the hop count.
 func TestPropertiesSurviveThreeHops(t *testing.T) {
 	t.Parallel()
@@ -157,7 +157,7 @@ func TestPropertiesSurviveThreeHops(t *testing.T) {
 	}
 }
 
-// C11: a publication that the broker refuses is a dead letter, not a success, at QoS 2
+// A publication that the broker refuses is a dead letter, not a success, at QoS 2
 // too.
 func TestRefusedPublicationsAreDeadLettered(t *testing.T) {
 	t.Parallel()
@@ -205,7 +205,7 @@ func TestRefusedPublicationsAreDeadLettered(t *testing.T) {
 	b.stop()
 }
 
-// C52: a topic that the broker would close the connection over never reaches it.
+// A topic that the broker would close the connection over never reaches it.
 func TestIllegalRewrittenTopicsAreDeadLettered(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -248,7 +248,7 @@ func TestIllegalRewrittenTopicsAreDeadLettered(t *testing.T) {
 	b.stop()
 }
 
-// C55: topics that start with $ do not cross.
+// Topics that start with $ do not cross.
 func TestDollarTopicsDoNotCross(t *testing.T) {
 	t.Parallel()
 	fake := bridgetest.NewFakeBroker(t)
@@ -283,7 +283,7 @@ func TestDollarTopicsDoNotCross(t *testing.T) {
 	b.conserved()
 }
 
-// C57: a destination that has them keeps them; deleting one crosses too (C14).
+// A destination that has them keeps them; deleting one crosses too.
 func TestRetainedMessagesAndTheirRemovalCross(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -310,7 +310,7 @@ func TestRetainedMessagesAndTheirRemovalCross(t *testing.T) {
 	b.stop()
 }
 
-// C41: a message that always fails is given up after its attempts, and the others do
+// A message that always fails is given up after its attempts, and the others do
 // not wait for ever.
 func TestAMessageThatAlwaysFailsDoesNotStopTheOthers(t *testing.T) {
 	t.Parallel()

@@ -11,7 +11,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
-// C06: what a resumed session delivers before SUBACK has somewhere to go.
+// What a resumed session delivers before SUBACK has somewhere to go.
 func TestResumedSessionDeliversBeforeSuback(t *testing.T) {
 	t.Parallel()
 	const n = 50
@@ -73,7 +73,7 @@ func received[P any](fake *bridgetest.FakeBroker) []P {
 	return all
 }
 
-// C17: retained values cross once, not once for each reconnect.
+// Retained values cross once, not once for each reconnect.
 func TestReconnectsDoNotReplayRetainedMessages(t *testing.T) {
 	t.Parallel()
 	const n, bounces = 100, 5
@@ -112,7 +112,7 @@ func TestReconnectsDoNotReplayRetainedMessages(t *testing.T) {
 	b.stop()
 }
 
-// C20: two bridges with one client id do not fight for ever.
+// Two bridges with one client id do not fight for ever.
 func TestSharedClientIDBacksOff(t *testing.T) {
 	t.Parallel()
 	wait := pick(6*time.Second, 30*time.Second)
@@ -159,7 +159,7 @@ func TestSharedClientIDBacksOff(t *testing.T) {
 	}
 }
 
-// C31: a broker that forgot the session is subscribed to again, and it is told.
+// A broker that forgot the session is subscribed to again, and it is told.
 func TestForgottenSessionIsSubscribedAgain(t *testing.T) {
 	t.Parallel()
 	const bounces, n = 3, 100
@@ -205,7 +205,7 @@ func TestForgottenSessionIsSubscribedAgain(t *testing.T) {
 	b.stop()
 }
 
-// C33: brokers that are not there yet are waited for.
+// Brokers that are not there yet are waited for.
 func TestBrokersMayComeUpAfterTheBridge(t *testing.T) {
 	t.Parallel()
 	const n = 50
@@ -233,7 +233,7 @@ func TestBrokersMayComeUpAfterTheBridge(t *testing.T) {
 	b.stop()
 }
 
-// C35: a broker that accepts and closes is not hammered.
+// A broker that accepts and closes is not hammered.
 func TestAcceptAndCloseIsNotHammered(t *testing.T) {
 	t.Parallel()
 	watch, limit := pick(8*time.Second, 2*time.Minute), 12
@@ -262,7 +262,7 @@ func TestAcceptAndCloseIsNotHammered(t *testing.T) {
 	}
 }
 
-// C36: a link without answers is found dead within one and a half keep-alives.
+// A link without answers is found dead within one and a half keep-alives.
 func TestBlackHoleIsDetected(t *testing.T) {
 	t.Parallel()
 	const keepAlive = 2 * time.Second

@@ -9,7 +9,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
-// C71: a password appears in no output, whatever happens.
+// A password appears in no output, whatever happens.
 func TestSecretsAppearInNoOutput(t *testing.T) {
 	t.Parallel()
 	const secret = `S3cr3t!$@`

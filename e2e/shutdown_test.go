@@ -96,7 +96,7 @@ func TestStopDuringAnOutageLeavesTheRestAtTheSource(t *testing.T) {
 	}
 }
 
-// C82: what is physically under way is waited for.
+// What is physically under way is waited for.
 func TestStopWaitsForMessagesUnderWay(t *testing.T) {
 	t.Parallel()
 	const n, delay = 37, 700 * time.Millisecond
