@@ -445,8 +445,14 @@ func warn(use *gobridge.SessionUse, report gobridge.Report) {
 	if s.TLS.InsecureSkipVerify {
 		report("options.session.tls.insecure_skip_verify", "the certificate of the broker is not verified: anyone on the way can read and change messages", "remove it and name the authority in ca_cert_file")
 	}
+	c := &useCheck{SessionUse: use, s: s}
+	if r := use.Route; r != nil && r.DeliveryMode == gobridge.SharedOutbox && use.Session.Mode == gobridge.ModeEphemeral {
+		if filter := c.protectedFilter(); filter != "" {
+			report("session_mode", fmt.Sprintf("session_mode is ephemeral: messages of %q that are not yet in the outbox when the bridge stops are lost (G07)", filter),
+				"write session_mode: persistent where every message counts")
+		}
+	}
 	if s.AllowPlaintextCredentials && (s.Username != "" || s.Password.IsSet()) {
-		c := &useCheck{SessionUse: use, s: s}
 		if plain := c.plainURL(); plain != "" {
 			report("options.session.allow_plaintext_credentials", "the credentials travel in clear text to "+plain, "use tls:// or wss://")
 		}

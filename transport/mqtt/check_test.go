@@ -2,6 +2,7 @@ package mqtt
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -346,6 +347,21 @@ func TestCheckWarnsOfWeakProtection(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, warnings); diff != "" || faults != nil {
 		t.Errorf("faults %q, warnings (-want +got):\n%s", faults, diff)
+	}
+}
+
+func TestCheckWarnsOfAnEphemeralSourceBeforeTheOutbox(t *testing.T) {
+	s := twoBrokers()
+	s.Sessions[0].Mode = gobridge.ModeEphemeral
+	s.Routes[0].DeliveryMode = gobridge.SharedOutbox
+	_, warnings := problemsOf(s)
+	if !slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "(G07)") }) {
+		t.Errorf("warnings %q, want one of G07", warnings)
+	}
+	s = twoBrokers()
+	s.Routes[0].DeliveryMode = gobridge.SharedOutbox
+	if _, warnings := problemsOf(s); slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "(G07)") }) {
+		t.Errorf("warnings %q for a persistent source", warnings)
 	}
 }
 
