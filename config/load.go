@@ -225,6 +225,8 @@ func (d *decoder) place(path string) position {
 // findRedacted marks the file when a secret in it is one that was printed.
 func (d *decoder) findRedacted(v reflect.Value, f *File) {
 	switch v.Kind() {
+	case reflect.String:
+		f.Redacted = f.Redacted || strings.HasSuffix(v.String(), "?"+gobridge.Redacted)
 	case reflect.Pointer, reflect.Interface:
 		if !v.IsNil() {
 			d.findRedacted(v.Elem(), f)

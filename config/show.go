@@ -75,8 +75,17 @@ func node(v reflect.Value) *yaml.Node {
 		}
 		return text("!!int", strconv.FormatInt(v.Int(), 10))
 	default:
-		return text("!!str", escape(v.String()))
+		return text("!!str", escape(maskQuery(v.String())))
 	}
+}
+
+// maskQuery hides the query of a URL: that of a WebSocket address often is a token.
+func maskQuery(s string) string {
+	address, query, found := strings.Cut(s, "?")
+	if !found || query == "" || !strings.Contains(address, "://") {
+		return s
+	}
+	return address + "?" + gobridge.Redacted
 }
 
 func text(tag, value string) *yaml.Node {
