@@ -25,6 +25,7 @@ type pages struct {
 const (
 	leafTable   = 0x0d // a leaf page of a table with rowids
 	leafIndex   = 0x0a // a leaf page of an index, or of a table without rowids
+	innerIndex  = 0x02 // an interior page of the same: its cells are rows too
 	headerBytes = 100  // of the file header, on page 1
 )
 
@@ -169,7 +170,7 @@ func (p *pages) free() map[uint32]bool {
 	return free
 }
 
-// rows calls f for every row in the leaf pages. Rows of one table are not told from
+// rows calls f for every row in the leaf pages, and in the interior pages of indexes. Rows of one table are not told from
 // those of another. rowid is 0 and inIndex true for a row of an index or of a table
 // without rowids.
 func (p *pages) rows(f func(rowid int64, record []byte, inIndex bool) error) error {
@@ -184,20 +185,24 @@ func (p *pages) rows(f func(rowid int64, record []byte, inIndex bool) error) err
 			header = headerBytes
 		}
 		kind := buf[header]
-		if kind != leafTable && kind != leafIndex {
+		if kind != leafTable && kind != leafIndex && kind != innerIndex {
 			continue
 		}
 		cells := int(binary.BigEndian.Uint16(buf[header+3:]))
-		pointers := buf[header+8:]
+		pointers, child := buf[header+8:], 0
+		if kind == innerIndex { // its header and each of its cells name a child page, in 4 bytes
+			pointers, child = buf[header+12:], 4
+		}
 		if 2*cells > len(pointers) {
 			continue
 		}
+		inIndex := kind != leafTable
 		for i := range cells {
-			rowid, record, ok := p.cell(buf, int(binary.BigEndian.Uint16(pointers[2*i:])), kind == leafIndex)
+			rowid, record, ok := p.cell(buf, int(binary.BigEndian.Uint16(pointers[2*i:]))+child, inIndex)
 			if !ok {
 				continue
 			}
-			if err := f(rowid, record, kind == leafIndex); err != nil {
+			if err := f(rowid, record, inIndex); err != nil {
 				return err
 			}
 		}
