@@ -1,6 +1,6 @@
 // Package memory keeps the outbox, dead letters, the replay ledger and the managed
-// subscription history in the process: they are gone when it ends (guarantee G08). For tests, demos, and bridges whose operator chose it by
-// name.
+// subscription history in the process: they are gone when it ends (G08). For tests
+// and for bridges whose operator chose it by name.
 package memory
 
 import (
