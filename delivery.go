@@ -22,6 +22,10 @@ type Delivery struct {
 	Redeliverable bool
 	// ReceivedAt is the time of receipt, monotonic reading included.
 	ReceivedAt time.Time
+	// Unwanted says why the message must not be forwarded any more: the route
+	// dead-letters it, or drops it where the policy says so, before it settles it. Nil
+	// for everything that is to be sent.
+	Unwanted *Error
 	// Record is the outbox record that the delivery stands for, nil when it comes from
 	// a source.
 	Record *OutboxRecord

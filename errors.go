@@ -59,6 +59,12 @@ const (
 	CodeMessageTooOld     Code = "MESSAGE_TOO_OLD"
 	CodeShutdown          Code = "SHUTDOWN"
 	CodeSubscriptionFault Code = "SUBSCRIPTION_REFUSED"
+	// CodeSubscriptionRemoved: the message came for a filter that has left the config.
+	CodeSubscriptionRemoved Code = "SUBSCRIPTION_REMOVED"
+	// CodeUnknownBaseline: the broker has a session of which the history knows nothing.
+	CodeUnknownBaseline Code = "UNKNOWN_BASELINE"
+	// CodeLeaseLost: another process owns the session, or may own it by now.
+	CodeLeaseLost Code = "LEASE_LOST"
 )
 
 // Error is a typed failure: one decision table reads it, nothing reads texts.
@@ -126,6 +132,8 @@ var (
 	ErrNotFound = &Error{Code: CodeNotFound, Class: ClassPermanent, Op: "not found"}
 	// ErrStaleFence: another owner has taken the store since this handle was opened.
 	ErrStaleFence = &Error{Code: CodeStaleFence, Class: ClassPermanent, Op: "another owner has taken the store"}
+	// ErrLeaseLost: another process owns the session, or may own it by now.
+	ErrLeaseLost = &Error{Code: CodeLeaseLost, Class: ClassTransient, Outage: true, Op: "not the owner of the session"}
 	// ErrClosed: the thing has been stopped.
 	ErrClosed = &Error{Code: CodeShutdown, Class: ClassTransient, Outage: true, Op: "closed"}
 )

@@ -169,6 +169,16 @@ type Transport struct {
 	// CheckAddress reports why a rendered address cannot be sent to; a template is
 	// checked with every placeholder replaced by a plain word.
 	CheckAddress func(address string) error
+	// Carry makes what must outlive the instances of one session: the waits between
+	// reconnects and recoveries, what was counted once. Nil: nothing does.
+	Carry func() any
+	// Subscriptions tells what the managed subscription history knows of a session;
+	// known is false without a baseline. Nil: sessions have no history.
+	Subscriptions func(ctx context.Context, h History, use *SessionUse) (all []SubscriptionState, known bool, err error)
+	// Seed gives a session a baseline by hand (D4): the broker is taken to hold the
+	// filters of the config and the further ones. With discard the next connect
+	// throws the session in the broker away instead, with whatever is queued there.
+	Seed func(ctx context.Context, h History, use *SessionUse, discard bool, further ...string) error
 	// Open builds a session instance. It does not connect.
 	Open func(use *SessionUse, env Env) (Session, error)
 }
@@ -190,6 +200,46 @@ type Env struct {
 	// History is for the sessions. Nil: they have none, and know nothing of what an
 	// earlier process subscribed to.
 	History History
+	// Quiesce empties the route that the session's receiver feeds: what only waits
+	// there is given back by Delivery.Retry, uncharged, and what is physically under
+	// way is awaited (B1). It returns nil once the route holds nothing of this receiver,
+	// else the cause of ctx. The receiver offers nothing meanwhile; afterwards the
+	// route takes deliveries as before. Nil without a receiver.
+	Quiesce func(ctx context.Context) error
+	// Carried is what [Transport.Carry] made for this session: it outlives instances.
+	Carried any
+	// Credentials are those of credentials_uri. Nil: the options hold them.
+	Credentials Credentials
+	// Fence limits what the session may send while another process may own it. Nil:
+	// it may always send.
+	Fence *Fence
+}
+
+// SessionControl is implemented by sessions that keep state in their broker and wait
+// for a person when it is not as they need it. Safe for concurrent use.
+type SessionControl interface {
+	// Retry ends the wait after a permanent cause and looks anew at everything that
+	// may have changed: the history, the credential, the broker's limits.
+	Retry()
+	// Drain removes every subscription from the broker and returns when nothing that
+	// had been queued there is left unsettled, as far as the broker shows it. The
+	// session stays connected, without subscriptions, until Retry.
+	Drain(ctx context.Context) error
+	// End removes the session from the broker, with whatever is queued there. It stays
+	// closed until Retry.
+	End(ctx context.Context) error
+}
+
+// SubscriptionState is one filter of a durable session as the managed subscription
+// history knows it.
+type SubscriptionState struct {
+	Filter string `json:"filter"`
+	// Wanted: the config has it. Granted: the broker is known to serve it on the terms
+	// of the config. Removed: it has left the config and the broker; messages that it
+	// left in the broker's queue are dead-lettered.
+	Wanted  bool `json:"wanted"`
+	Granted bool `json:"granted"`
+	Removed bool `json:"removed"`
 }
 
 // Kinds is the list of everything that a spec can name. Package kinds builds the
@@ -200,6 +250,9 @@ type Kinds struct {
 	DLQs       []*DLQKind
 	Ledgers    []*LedgerKind
 	Histories  []*HistoryKind
+	Leases     []*LeaseKind
+	// Credentials lists the schemes that credentials_uri may have.
+	Credentials []*CredentialKind
 }
 
 // Transport returns the transport of that name, nil when there is none.
@@ -236,6 +289,10 @@ func (k *Kinds) Stores(role string) []StoreKind {
 		}
 	case "managed_subscriptions":
 		for _, s := range k.Histories {
+			all = append(all, StoreKind{s.Name, s.Options})
+		}
+	case "lease":
+		for _, s := range k.Leases {
 			all = append(all, StoreKind{s.Name, s.Options})
 		}
 	}

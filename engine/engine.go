@@ -214,7 +214,7 @@ func (e *Engine) build() error {
 		sl := &slot{
 			use:     &gobridge.SessionUse{Bridge: &e.spec.Bridge, Session: s},
 			kind:    e.kinds.Transport(s.Transport),
-			env:     gobridge.Env{Logger: log, Metrics: e.metrics, History: e.history},
+			env:     gobridge.Env{Logger: log, Metrics: e.metrics, History: e.history, Carried: carry(e.kinds.Transport(s.Transport))},
 			log:     log,
 			rebuilt: e.metrics.Counter(metric.SessionRebuilds, s.ID),
 		}

@@ -127,3 +127,11 @@ func (s *slot) health() gobridge.SessionHealth {
 	}
 	return h
 }
+
+// carry makes what outlives the instances of one session.
+func carry(t *gobridge.Transport) any {
+	if t.Carry == nil {
+		return nil
+	}
+	return t.Carry()
+}

@@ -50,11 +50,13 @@ func (s *session) forgetGrants() {
 // first connect of a process subscribes in any case, because the broker's part may
 // be from another config.
 func (s *session) reconcile(link context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack) {
-	s.reconciling.Lock() // what the connection before left has been cancelled
-	defer s.reconciling.Unlock()
 	refusals := 0
 	for tries := 0; ; tries++ {
+		if s.gate.acquire(link) != nil {
+			return
+		}
 		err := s.converge(link, cm, ca, tries == 0)
+		s.gate.release()
 		if err == nil || link.Err() != nil {
 			return
 		}

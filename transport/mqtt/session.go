@@ -56,8 +56,8 @@ type session struct {
 	wakeUp   chan struct{} // to Run, capacity 1
 	tasks    sync.WaitGroup
 	failures repeated // of connecting
-	// reconciling is held by the one reconcile at a time that touches managed.
-	reconciling sync.Mutex
+	gate     gate
+	carried  *carried
 
 	mu sync.Mutex
 	status
@@ -110,9 +110,11 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		brokers: brokers,
 		senders: map[string]*sender{},
 		serves:  use.Receiver != nil,
-		backoff: newBackoff(set.ReconnectDelay, set.ReconnectMaxDelay),
+		gate:    newGate(),
+		carried: carriedOf(env),
 		wakeUp:  make(chan struct{}, 1),
 	}
+	s.backoff = s.carried.backoffOf(set)
 	for _, u := range brokers {
 		if schemes[u.Scheme].secure {
 			if s.tls, err = buildTLS(&set.TLS); err != nil {

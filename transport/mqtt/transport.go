@@ -36,6 +36,7 @@ func Transport() *gobridge.Transport {
 		NoLocal:         noLocal,
 		DefaultAddress:  defaultAddress,
 		CheckAddress:    gobridge.ValidateTopic,
+		Carry:           newCarried,
 		Open:            openSession,
 	}
 }
