@@ -204,8 +204,12 @@ type Env struct {
 	// there is given back by Delivery.Retry, uncharged, and what is physically under
 	// way is awaited (B1). It returns nil once the route holds nothing of this receiver,
 	// else the cause of ctx. The receiver offers nothing meanwhile; afterwards the
-	// route takes deliveries as before. Nil without a receiver.
+	// route takes deliveries as before. Nil without a receiver. It is called without
+	// locks held: it calls Resume and Flush of the receiver and Retry of deliveries.
 	Quiesce func(ctx context.Context) error
+	// DeadLetters: a delivery that the receiver marks as Unwanted can be dead-lettered,
+	// or the policy of the route drops it. Without it such messages have no way out.
+	DeadLetters bool
 	// Carried is what [Transport.Carry] made for this session: it outlives instances.
 	Carried any
 	// Credentials are those of credentials_uri. Nil: the options hold them.
@@ -240,6 +244,16 @@ type SubscriptionState struct {
 	Wanted  bool `json:"wanted"`
 	Granted bool `json:"granted"`
 	Removed bool `json:"removed"`
+}
+
+// SessionSubscriptions is what the managed subscription history knows of one session.
+type SessionSubscriptions struct {
+	SessionID string `json:"session_id"`
+	// ClientID is the session's name at its broker, empty where it has none.
+	ClientID string `json:"client_id"`
+	// Known is false without a baseline: nobody has seen what the broker holds.
+	Known   bool                `json:"known"`
+	Filters []SubscriptionState `json:"filters"`
 }
 
 // Kinds is the list of everything that a spec can name. Package kinds builds the

@@ -273,6 +273,7 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 		if rs := &e.spec.Receivers[i]; rs.ID == spec.ReceiverID {
 			sl := slots[rs.SessionID]
 			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, p
+			sl.env.DeadLetters = e.dlq != nil || spec.Policy.OnPermanentFailure == gobridge.ActionDrop
 		}
 	}
 	for _, r := range p.routes {
