@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -16,7 +17,7 @@ type binding struct {
 	m        *bindingMetrics
 	hold     bool // on_unavailable: hold
 
-	sender gobridge.Sender
+	sender gobridge.Sender // nil where nothing is ever sent
 	// held are the legs that wait for the destination, in order of receipt.
 	held []uint32
 	// retryAt is set after an outage answer that named a time: nothing is tried
@@ -31,6 +32,23 @@ type binding struct {
 	newest    uint64 // highest sequence number handed over
 	dirty     bool   // the sender buffers something
 	lastErr   string
+}
+
+func newBindings(spec *gobridge.RouteSpec, reg *metric.Registry) ([]*binding, error) {
+	all := make([]*binding, len(spec.Bindings))
+	for i := range spec.Bindings {
+		bs := &spec.Bindings[i]
+		template, err := gobridge.ParseTemplate(bs.Address)
+		if err != nil {
+			return nil, fmt.Errorf("route %s, binding %s: %w", spec.ID, bs.ID, err)
+		}
+		all[i] = &binding{
+			id: bs.ID, template: template,
+			m:    newBindingMetrics(reg, spec.ID, bs.ID),
+			hold: spec.Policy.OnUnavailable != gobridge.UnavailableFail,
+		}
+	}
+	return all, nil
 }
 
 // down reports whether nothing should be handed over now.
@@ -65,8 +83,8 @@ func (b *binding) markUp(now time.Time) {
 // Called with mu held.
 func (r *route) hold(ref uint32, now time.Time) {
 	l, b := &r.legs[ref], r.bindingOf(ref)
-	if r.draining {
-		r.abandon(ref)
+	if r.emptying.leaves(r.workOf(ref).leave) {
+		r.giveBack(ref)
 		return
 	}
 	l.state = legHeld
@@ -127,7 +145,7 @@ func (r *route) shed() {
 // pump hands over what a binding holds, as far as its destination takes it.
 // Called with mu held.
 func (r *route) pump(b *binding, now time.Time) {
-	for len(b.held) > 0 && !r.draining {
+	for len(b.held) > 0 && r.emptying.mode != draining {
 		if r.workOf(b.held[0]).expired(now) {
 			r.expire(r.unhold(b, 0), now)
 			continue

@@ -22,13 +22,12 @@ const (
 // toClerk gives a leg to the clerk: with a category for the dead-letter queue,
 // without one for the ledger. Called with mu held.
 func (r *route) toClerk(ref uint32, c gobridge.Category) {
-	if r.draining {
-		r.abandon(ref)
+	if r.emptying.leaves(r.workOf(ref).leave) {
+		r.giveBack(ref)
 		return
 	}
 	l := &r.legs[ref]
 	l.state, l.verdict = legClerk, c
-	r.physical++
 	r.jobs = append(r.jobs, ref)
 	r.startClerk()
 }
@@ -56,14 +55,15 @@ func (r *route) clerk() {
 		for _, ref := range jobs {
 			r.mu.Lock()
 			l := &r.legs[ref]
-			if l.state != legClerk { // abandoned by a drain
+			if l.state == legLost {
+				r.reclaim(ref)
 				r.mu.Unlock()
 				continue
 			}
 			verdict := l.verdict
 			r.mu.Unlock()
-			// The leg is ours until it leaves legClerk; only a drain that gives up waiting
-			// changes it, and then the outcome below is ignored.
+			// The leg is ours until it is reclaimed; only a drain that gives up waiting changes
+			// it, and then the outcome below is ignored.
 			if verdict == "" {
 				r.countAttempt(ref)
 			} else {
@@ -98,11 +98,9 @@ func (r *route) countAttempt(ref uint32) {
 	r.mu.Lock()
 	defer r.unlockAndFlush()
 	l := &r.legs[ref]
-	if l.state != legClerk {
+	if !r.reclaim(ref) {
 		return
 	}
-	r.physical--
-	l.state = legIdle
 	r.storeFault("replay ledger", err)
 	if err == nil {
 		l.charged = true
@@ -117,13 +115,13 @@ func (r *route) countAttempt(ref uint32) {
 	}
 	l.failures = 0
 	r.waitFor(ref, now.Add(r.backoff(max(n, 1))))
-	r.checkDrained()
 }
 
 // bury writes a dead letter. The delivery is settled only after the store
-// confirmed it (G15). A full queue holds the message; a failed write holds it
-// too, unless nothing could deliver the message again: then it is lost, counted
-// once (G17).
+// confirmed it (G15). A full queue holds the message (F4). After a failed write its
+// source delivers it again (B5, G16), as soon as its other bindings are done; until
+// then, and for a record of the outbox (G18), the write is tried again. A message
+// that nothing can deliver again is lost, counted once (G17).
 func (r *route) bury(ref uint32, c gobridge.Category) {
 	r.mu.Lock()
 	letter := r.letter(ref, c)
@@ -142,12 +140,10 @@ func (r *route) bury(ref uint32, c gobridge.Category) {
 	now := time.Now()
 	r.mu.Lock()
 	defer r.unlockAndFlush()
-	l, b := &r.legs[ref], r.bindingOf(ref)
-	if l.state != legClerk {
+	l, b, w := &r.legs[ref], r.bindingOf(ref), r.workOf(ref)
+	if !r.reclaim(ref) {
 		return
 	}
-	r.physical--
-	l.state = legIdle
 	r.storeFault("dead-letter queue", err)
 	full := errors.Is(err, gobridge.ErrFull)
 	if err != nil && !full {
@@ -161,14 +157,24 @@ func (r *route) bury(ref uint32, c gobridge.Category) {
 		}
 		r.log.Warn("message dead-lettered", "route_id", r.id, "binding_id", b.id, "category", string(c), "code", string(letter.Code), "err", letter.LastError)
 		r.done(ref)
-	case !r.workOf(ref).d.Redeliverable:
-		r.log.Error("message lost: its source cannot deliver it again and the dead-letter queue did not take it", "route_id", r.id, "binding_id", b.id, "err", err)
-		r.drop(ref, metric.DropRetryUnsupportedDLQFailed)
-	default:
+	case !w.d.Redeliverable:
+		r.lose(ref, err)
+	case full || w.d.Record != nil || w.redrive != nil || w.open-w.back > 1:
 		l.failures++
 		r.waitFor(ref, now.Add(r.backoff(l.failures)))
+	case r.emptying.leaves(w.leave):
+		r.giveBack(ref)
+	default:
+		r.askAgain(ref, err)
 	}
-	r.checkDrained()
+}
+
+// lose drops a message that nothing can deliver again and that the dead-letter queue
+// did not take (G17). Called with mu held.
+func (r *route) lose(ref uint32, err error) {
+	b := r.bindingOf(ref)
+	r.log.Error("message lost: its source cannot deliver it again and the dead-letter queue did not take it", "route_id", r.id, "binding_id", b.id, "err", err)
+	r.drop(ref, metric.DropRetryUnsupportedDLQFailed)
 }
 
 // storeFault keeps and logs the change of a store's state. Called with mu held.

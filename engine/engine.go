@@ -240,18 +240,9 @@ func (e *Engine) build() error {
 }
 
 func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) error {
-	bindings := make([]*binding, len(spec.Bindings))
-	for i := range spec.Bindings {
-		bs := &spec.Bindings[i]
-		template, err := gobridge.ParseTemplate(bs.Address)
-		if err != nil {
-			return fmt.Errorf("route %s, binding %s: %w", spec.ID, bs.ID, err)
-		}
-		bindings[i] = &binding{
-			id: bs.ID, template: template,
-			m:    newBindingMetrics(e.metrics, spec.ID, bs.ID),
-			hold: spec.Policy.OnUnavailable != gobridge.UnavailableFail,
-		}
+	bindings, err := newBindings(spec, e.metrics)
+	if err != nil {
+		return err
 	}
 	p := &pipeline{spec: spec}
 	m := newRouteMetrics(e.metrics, spec.ID)
@@ -262,7 +253,11 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 			r.outbox, r.receiver = e.outbox, part
 			p.partitions, p.routes = append(p.partitions, part), append(p.routes, r)
 		}
-		p.intake = newIntake(spec, e.outbox, p.partitions, e.metrics, e.log)
+		unwanted, err := newBindings(spec, e.metrics)
+		if err != nil {
+			return err
+		}
+		p.intake = newIntake(spec, e.outbox, p.partitions, newRoute(spec, unwanted, e.dlq, e.ledger, m, e.log), e.metrics, e.log)
 	} else {
 		p.routes = []*route{newRoute(spec, bindings, e.dlq, e.ledger, m, e.log)}
 	}
@@ -273,6 +268,7 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 		if rs := &e.spec.Receivers[i]; rs.ID == spec.ReceiverID {
 			sl := slots[rs.SessionID]
 			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, p
+			sl.env.Quiesce = func(ctx context.Context) error { return p.quiesce(ctx, metric.ReturnRecovering) }
 			sl.env.DeadLetters = e.dlq != nil || spec.Policy.OnPermanentFailure == gobridge.ActionDrop
 		}
 	}
@@ -311,10 +307,7 @@ func (e *Engine) Run(ctx context.Context) error {
 		helpers.Go(func() { p.run(work, ctx) })
 	}
 	for _, s := range e.slots {
-		s.mu.Lock()
-		session := s.session
-		s.mu.Unlock()
-		sessions.Go(func() { s.run(work, ctx, session) })
+		sessions.Go(func() { s.run(work, ctx) })
 	}
 	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.pipelines), "sessions", len(e.slots))
 

@@ -15,8 +15,8 @@ func (r *route) failed(ref uint32, err error, now time.Time) {
 	l.lastErr = e
 	b.lastErr = e.Error()
 	switch {
-	case r.draining:
-		r.abandon(ref)
+	case r.emptying.leaves(r.workOf(ref).leave):
+		r.giveBack(ref)
 	case e.Outage && b.hold:
 		r.outage(ref, e, now)
 	case e.Class == gobridge.ClassExpired:
@@ -117,8 +117,8 @@ func (r *route) exhausted(ref uint32, now time.Time) {
 
 // waitFor sets a leg's next try. Called with mu held.
 func (r *route) waitFor(ref uint32, at time.Time) {
-	if r.draining {
-		r.abandon(ref)
+	if r.emptying.leaves(r.workOf(ref).leave) {
+		r.giveBack(ref)
 		return
 	}
 	l := &r.legs[ref]

@@ -31,6 +31,7 @@ type bridge struct {
 	dlq    *faultyDLQ
 	outbox *faultyOutbox
 	engine *engine.Engine
+	env    gobridge.Env // of the source's session
 	stop   context.CancelFunc
 	done   chan error
 
@@ -152,6 +153,13 @@ func startOn(t *testing.T, s *gobridge.Spec, store *storemem.OutboxStore) *bridg
 	b.dlq = &faultyDLQ{DLQ: storemem.NewDLQ(0)}
 	src, dst := memory.Transport(b.src), memory.Transport(b.dst)
 	src.Name, dst.Name = "src", "dst"
+	open := src.Open
+	src.Open = func(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, error) {
+		if b.env.Quiesce == nil { // the same for every instance
+			b.env = env
+		}
+		return open(use, env)
+	}
 	faulty := storemem.DLQKind()
 	faulty.Name = "faulty"
 	faulty.Open = func(context.Context, *gobridge.BridgeSpec, *gobridge.StoreSpec, gobridge.Env) (gobridge.DLQ, error) {

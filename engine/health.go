@@ -16,7 +16,7 @@ const liveTimeout = 2 * time.Second
 // destination is one.
 func (e *Engine) Live() error {
 	for _, p := range e.pipelines {
-		for _, r := range p.routes {
+		for _, r := range p.all() {
 			for give := time.Now().Add(liveTimeout); !r.mu.TryLock(); time.Sleep(time.Millisecond) {
 				if time.Now().After(give) {
 					return fmt.Errorf("route %s is wedged: it has been busy with one step for %s", r.id, liveTimeout)
@@ -145,17 +145,18 @@ func (r *route) health(now time.Time) (inFlight int, oldest time.Duration, lastE
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.works {
-		if d := r.works[i].d; d != nil {
-			oldest = max(oldest, now.Sub(d.ReceivedAt))
-			stuck = max(stuck, now.Sub(r.works[i].at))
+		if w := &r.works[i]; w.open > 0 {
+			oldest = max(oldest, now.Sub(w.d.ReceivedAt))
+			stuck = max(stuck, now.Sub(w.at))
 		}
 	}
-	if r.draining {
-		reasons = append(reasons, "stopping")
-	}
+	reasons = r.emptying.reasons()
 	for _, b := range r.bindings {
 		if b.lastErr != "" {
 			lastErr = b.lastErr
+		}
+		if b.sender == nil {
+			continue
 		}
 		if err := b.sender.Available(); err != nil {
 			reasons = append(reasons, fmt.Sprintf("binding %s: %v", b.id, err))

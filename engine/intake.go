@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,7 +33,9 @@ type intake struct {
 	received   *metric.Counter
 	latency    *metric.Histogram   // of Persist
 	suppressed []metric.CounterSet // by partition
-	returned   []*metric.Counter   // by partition
+	returned   []metric.CounterSet // by partition
+	// unwanted dead-letters what must not be sent, instead of storing it.
+	unwanted *route
 
 	mu       sync.Mutex
 	receiver gobridge.Receiver
@@ -42,7 +45,7 @@ type intake struct {
 	// is at its depth, until 80 % of it.
 	backlogged bool
 	full       bool
-	draining   bool
+	emptying   emptying
 	limiter    *limiter
 	// held is what a failing store refused, in order; nothing is taken while there is
 	// any.
@@ -50,7 +53,6 @@ type intake struct {
 	wait     time.Duration
 	timer    *time.Timer
 	storeErr string
-	drained  chan struct{}
 	// order holds the deliveries given to the store, oldest first.
 	order []*pending
 }
@@ -60,18 +62,22 @@ type intake struct {
 type pending struct {
 	d    *gobridge.Delivery
 	open int
+	held bool // by a failing store
+	// leave is the reason of MessagesReturned once the delivery is to be left to its
+	// source if the store refuses it.
+	leave string
 }
 
-func newIntake(spec *gobridge.RouteSpec, outbox gobridge.Outbox, partitions []*partition, reg *metric.Registry, log *slog.Logger) *intake {
+func newIntake(spec *gobridge.RouteSpec, outbox gobridge.Outbox, partitions []*partition, unwanted *route, reg *metric.Registry, log *slog.Logger) *intake {
 	in := &intake{
-		id: spec.ID, spec: spec, log: log, outbox: outbox, partitions: partitions,
+		id: spec.ID, spec: spec, log: log, outbox: outbox, partitions: partitions, unwanted: unwanted,
 		received: reg.Counter(metric.MessagesReceived, spec.ID),
 		latency:  reg.Histogram(metric.OutboxPersistLatency, spec.ID),
-		drained:  make(chan struct{}),
+		emptying: newEmptying(),
 	}
 	for _, p := range partitions {
 		in.suppressed = append(in.suppressed, reg.CounterSet(metric.OutboxDuplicateSuppressed, spec.ID, p.binding))
-		in.returned = append(in.returned, reg.Counter(metric.MessagesReturned, spec.ID, p.binding, metric.ReturnShutdown))
+		in.returned = append(in.returned, reg.CounterSet(metric.MessagesReturned, spec.ID, p.binding))
 		p.intake = in
 	}
 	if spec.Policy.RateLimit > 0 {
@@ -83,8 +89,30 @@ func newIntake(spec *gobridge.RouteSpec, outbox gobridge.Outbox, partitions []*p
 }
 
 // emit is the gobridge.Emit of the route: it gives deliveries to the store as far
-// as max_in_flight and max_outbox_depth allow.
+// as max_in_flight and max_outbox_depth allow, and those that must not be sent to the
+// dead-letter queue.
 func (in *intake) emit(batch []*gobridge.Delivery) (int, error) {
+	for n := 0; n < len(batch); {
+		unwanted := batch[n].Unwanted != nil
+		end := n + 1
+		for end < len(batch) && (batch[end].Unwanted != nil) == unwanted {
+			end++
+		}
+		take := in.store
+		if unwanted {
+			take = in.unwanted.emit
+		}
+		taken, err := take(batch[n:end])
+		n += taken
+		if n < end || err != nil {
+			return n, err
+		}
+	}
+	return len(batch), nil
+}
+
+// store gives deliveries to the outbox.
+func (in *intake) store(batch []*gobridge.Delivery) (int, error) {
 	now := time.Now()
 	in.mu.Lock()
 	n := 0
@@ -104,7 +132,7 @@ func (in *intake) emit(batch []*gobridge.Delivery) (int, error) {
 // room reports whether one more delivery can be taken. Called with mu held.
 func (in *intake) room(now time.Time) bool {
 	switch {
-	case in.draining || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull():
+	case in.emptying.mode != flowing || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull():
 		return false
 	case in.limiter == nil:
 		return true
@@ -185,14 +213,14 @@ func (in *intake) OutboxDone(records []*gobridge.OutboxRecord, err error) {
 			in.latency.Observe(int64(now.Sub(s.from.d.ReceivedAt)))
 			s.from.d.Ack()
 			in.inFlight--
+			if in.emptying.awaits(s.from.leave) {
+				in.emptying.ended()
+			}
 		}
 	}
-	for len(in.order) > 0 && in.order[0].open == 0 {
-		in.order = in.order[1:]
-	}
+	in.forget()
 	receiver := in.receiver
 	resume := in.mayResume()
-	in.checkDrained()
 	in.mu.Unlock()
 
 	for _, p := range in.partitions {
@@ -227,12 +255,24 @@ func (in *intake) refused(records []*gobridge.OutboxRecord, err error) {
 		in.log.Error("outbox takes no messages: the source is held", "route_id", in.id, "err", err)
 	}
 	in.storeErr = err.Error()
-	if in.draining {
-		in.abandon(records)
-		in.checkDrained()
+	for _, rec := range records {
+		from := rec.Ref.(*storedRecord).from
+		switch {
+		case from.open == 0: // given back with its first record
+		case in.emptying.leaves(from.leave):
+			if in.emptying.awaits(from.leave) {
+				in.emptying.ended()
+			}
+			in.giveBack(from)
+		default:
+			from.held = true
+			in.held = append(in.held, rec)
+		}
+	}
+	in.forget()
+	if len(in.held) == 0 {
 		return
 	}
-	in.held = append(in.held, records...)
 	in.wait = min(max(2*in.wait, persistRetryMin), persistRetryMax)
 	in.timer.Reset(in.wait)
 }
@@ -243,6 +283,9 @@ func (in *intake) retry() {
 	in.mu.Lock()
 	held := in.held
 	in.held = nil
+	for _, rec := range held {
+		rec.Ref.(*storedRecord).from.held = false
+	}
 	resume := len(held) == 0 && in.mayResume()
 	receiver := in.receiver
 	in.mu.Unlock()
@@ -257,7 +300,7 @@ func (in *intake) retry() {
 // mayResume reports whether the receiver should offer again, and takes note that
 // it is told. Called with mu held.
 func (in *intake) mayResume() bool {
-	if !in.backlogged || in.draining || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull() {
+	if !in.backlogged || in.emptying.mode != flowing || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull() {
 		return false
 	}
 	in.backlogged = false
@@ -276,18 +319,14 @@ func (in *intake) completed() {
 }
 
 // drain waits for what the store has been given, and leaves the rest to the
-// source. It returns the number of deliveries left there.
+// source (B1). It returns the number of deliveries left there.
 func (in *intake) drain(ctx context.Context) int {
 	in.mu.Lock()
-	in.draining = true
 	in.timer.Stop()
-	held := in.held
-	in.held = nil
-	in.abandon(held)
-	in.checkDrained()
+	empty := in.begin(draining, metric.ReturnShutdown)
 	in.mu.Unlock()
 	select {
-	case <-in.drained:
+	case <-empty:
 	case <-ctx.Done():
 	}
 	in.mu.Lock()
@@ -295,16 +334,70 @@ func (in *intake) drain(ctx context.Context) int {
 	return in.left + in.inFlight
 }
 
-// abandon leaves deliveries with their source. Called with mu held, only while
-// draining.
-func (in *intake) abandon(records []*gobridge.OutboxRecord) {
-	for _, rec := range records {
-		s := rec.Ref.(*storedRecord)
-		in.returned[s.index].Inc()
-		if s.from.open--; s.from.open == 0 {
-			in.inFlight--
-			in.left++
+// quiesce gives back what waits for a failing store, and waits for what the store
+// has been given, see route.quiesce.
+func (in *intake) quiesce(ctx context.Context, reason string) error {
+	in.mu.Lock()
+	empty := in.begin(quiescing, reason)
+	in.mu.Unlock()
+	var err error
+	select {
+	case <-empty:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	in.mu.Lock()
+	in.emptying.quiesced()
+	resume, receiver := in.mayResume(), in.receiver
+	in.mu.Unlock()
+	if resume {
+		receiver.Resume()
+	}
+	return err
+}
+
+// begin gives back what the store refused. The channel is closed once the store has
+// answered for the rest. Called with mu held.
+func (in *intake) begin(m mode, reason string) <-chan struct{} {
+	in.emptying.begin(m)
+	n := 0
+	for _, from := range in.order {
+		if from.open == 0 || !in.emptying.takes(from.d) {
+			continue
 		}
+		if from.leave == "" || m == draining {
+			from.leave = reason
+		}
+		if from.held {
+			in.giveBack(from)
+		} else {
+			n++
+		}
+	}
+	in.held = slices.DeleteFunc(in.held, func(rec *gobridge.OutboxRecord) bool { return rec.Ref.(*storedRecord).from.open == 0 })
+	in.forget()
+	return in.emptying.await(n)
+}
+
+// giveBack leaves a delivery to its source. Called with mu held.
+func (in *intake) giveBack(from *pending) {
+	from.open = 0
+	in.inFlight--
+	if in.emptying.mode == draining {
+		in.left++
+	} else {
+		// The source of a dead instance refuses, and delivers again all the same.
+		_ = from.d.Retry(0, errEmptied)
+	}
+	for _, returned := range in.returned {
+		returned.Get(from.leave).Inc()
+	}
+}
+
+// forget drops the oldest deliveries that have an outcome. Called with mu held.
+func (in *intake) forget() {
+	for len(in.order) > 0 && in.order[0].open == 0 {
+		in.order = in.order[1:]
 	}
 }
 
@@ -312,6 +405,7 @@ func (in *intake) abandon(records []*gobridge.OutboxRecord) {
 func (in *intake) health(now time.Time) (inFlight int, oldest time.Duration, reasons []string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
+	reasons = in.emptying.reasons()
 	if len(in.order) > 0 {
 		oldest = now.Sub(in.order[0].d.ReceivedAt)
 	}
@@ -324,19 +418,5 @@ func (in *intake) health(now time.Time) (inFlight int, oldest time.Duration, rea
 	if in.full {
 		reasons = append(reasons, "outbox is full (max_outbox_depth): the source is held")
 	}
-	if in.draining {
-		reasons = append(reasons, "stopping")
-	}
 	return in.inFlight, oldest, reasons
-}
-
-// checkDrained tells the drain that the store owes no answer. Called with mu held.
-func (in *intake) checkDrained() {
-	if in.draining && in.inFlight == 0 {
-		select {
-		case <-in.drained:
-		default:
-			close(in.drained)
-		}
-	}
 }

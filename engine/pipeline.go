@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -9,13 +11,22 @@ import (
 )
 
 // pipeline is one route of the spec at work. With direct_hold it is one route. With
-// shared_outbox it is an intake, and for each binding a partition and the route
-// that sends its records.
+// shared_outbox it is an intake, for each binding a partition and the route that
+// sends its records, and a route that dead-letters what must not be sent.
 type pipeline struct {
 	spec       *gobridge.RouteSpec
 	routes     []*route
 	intake     *intake
 	partitions []*partition // partitions[i] feeds routes[i]
+}
+
+// source returns the route that works on deliveries of the source themselves. With an
+// outbox those are the ones that must not be sent.
+func (p *pipeline) source() *route {
+	if p.intake != nil {
+		return p.intake.unwanted
+	}
+	return p.routes[0]
 }
 
 // emit is what the source's receiver offers to.
@@ -32,9 +43,8 @@ func (p *pipeline) attach(receiver gobridge.Receiver) {
 		p.intake.mu.Lock()
 		p.intake.receiver = receiver
 		p.intake.mu.Unlock()
-		return
 	}
-	r := p.routes[0]
+	r := p.source()
 	r.mu.Lock()
 	r.receiver = receiver
 	r.mu.Unlock()
@@ -44,17 +54,38 @@ func (p *pipeline) attach(receiver gobridge.Receiver) {
 // from then on no records are taken out of the outbox.
 func (p *pipeline) run(ctx, intake context.Context) {
 	var wg sync.WaitGroup
-	for i, r := range p.routes {
+	for _, r := range p.all() {
 		wg.Go(func() { r.keep(ctx) })
-		if p.intake != nil {
-			wg.Go(func() { p.partitions[i].keep(ctx) })
-			wg.Go(func() { _ = p.partitions[i].Run(intake, r.emit) })
-		}
+	}
+	for i, part := range p.partitions {
+		wg.Go(func() { part.keep(ctx) })
+		wg.Go(func() { _ = part.Run(intake, p.routes[i].emit) })
 	}
 	wg.Wait()
-	for _, r := range p.routes {
+	for _, r := range p.all() {
 		r.helpers.Wait()
 	}
+}
+
+// all lists the routes, the one for what must not be sent included.
+func (p *pipeline) all() []*route {
+	if p.intake == nil {
+		return p.routes
+	}
+	return append(slices.Clone(p.routes), p.intake.unwanted)
+}
+
+// quiesce gives back what the pipeline holds of its source, see [gobridge.Env].
+func (p *pipeline) quiesce(ctx context.Context, reason string) error {
+	if p.intake == nil {
+		return p.source().quiesce(ctx, reason)
+	}
+	var stored, buried error
+	var wg sync.WaitGroup
+	wg.Go(func() { stored = p.intake.quiesce(ctx, reason) })
+	wg.Go(func() { buried = p.source().quiesce(ctx, reason) })
+	wg.Wait()
+	return cmp.Or(stored, buried)
 }
 
 // drain settles what is physically under way. It returns the number of deliveries
@@ -63,8 +94,10 @@ func (p *pipeline) drain(ctx context.Context) int {
 	if p.intake == nil {
 		return p.routes[0].drain(ctx)
 	}
-	left := p.intake.drain(ctx)
+	var left, unwanted int
 	var wg sync.WaitGroup
+	wg.Go(func() { unwanted = p.source().drain(ctx) })
+	left = p.intake.drain(ctx)
 	for i, r := range p.routes {
 		wg.Go(func() {
 			r.drain(ctx)
@@ -72,25 +105,23 @@ func (p *pipeline) drain(ctx context.Context) int {
 		})
 	}
 	wg.Wait()
-	return left
+	return left + unwanted
 }
 
 // inFlight counts the copies of messages that have been admitted and have neither
 // an outcome nor a record.
 func (p *pipeline) inFlight() int {
+	open := 0
 	if p.intake != nil {
 		p.intake.mu.Lock()
-		defer p.intake.mu.Unlock()
-		return p.intake.inFlight * len(p.partitions)
+		open = p.intake.inFlight * len(p.partitions)
+		p.intake.mu.Unlock()
 	}
-	r := p.routes[0]
+	r := p.source()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	open := 0
 	for i := range r.works {
-		if r.works[i].d != nil {
-			open += r.works[i].open
-		}
+		open += r.works[i].open
 	}
 	return open
 }
@@ -99,19 +130,19 @@ func (p *pipeline) inFlight() int {
 func (p *pipeline) health(now time.Time) gobridge.RouteHealth {
 	h := gobridge.RouteHealth{ID: p.spec.ID, DeliveryMode: p.spec.DeliveryMode, Reasons: []string{}}
 	var oldest time.Duration
-	for _, r := range p.routes {
+	for _, r := range p.all() {
 		n, age, last, reasons := r.health(now)
 		h.Reasons = append(h.Reasons, reasons...)
 		if last != "" {
 			h.LastError = last
 		}
-		if p.intake == nil {
+		if r == p.source() {
 			h.InFlight, oldest = n, age
 		}
 	}
 	if p.intake != nil {
-		var reasons []string
-		h.InFlight, oldest, reasons = p.intake.health(now)
+		n, age, reasons := p.intake.health(now)
+		h.InFlight, oldest = h.InFlight+n, max(oldest, age)
 		h.Reasons = append(h.Reasons, reasons...)
 		for _, part := range p.partitions {
 			h.OutboxDepth += part.outbox.Depth(part.binding)

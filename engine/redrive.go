@@ -107,7 +107,7 @@ func (r *route) inject(letter *gobridge.DeadLetter, binding int, way *redrive) (
 	defer r.unlockAndFlush()
 	b := r.bindings[binding]
 	switch {
-	case r.draining:
+	case r.emptying.mode == draining:
 		return false, gobridge.ErrClosed
 	case b.sender.Available() != nil:
 		return false, b.sender.Available()

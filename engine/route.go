@@ -18,6 +18,8 @@ const (
 	legWaiting                 // waits for its own next try after a charged failure
 	legClerk                   // a store call decides what comes next
 	legDone                    // decided; the delivery waits for its other bindings
+	legBack                    // left to the source, as soon as the other bindings are done
+	legLost                    // left to the source while its sender or the clerk still has it
 )
 
 // leg is one admitted message on its way to one binding.
@@ -51,10 +53,13 @@ type work struct {
 	at       time.Time // of admission
 	seq      uint64
 	deadline time.Time // expiry or age limit, zero is none
-	open     int       // legs not done
-	// abandoned: a drain left a leg undone, so the delivery stays with its source.
-	abandoned bool
-	redrive   *redrive // the delivery is a dead letter that is sent again
+	open     int       // legs not done; 0 once the delivery is settled or left to its source
+	back     int       // of those, the ones that were left to the source
+	lost     int       // legs in legLost: they keep the slot
+	// leave is the reason of MessagesReturned once the delivery is to be left to its
+	// source: whatever of it fails or would wait is.
+	leave   string
+	redrive *redrive // the delivery is a dead letter that is sent again
 }
 
 // route is the way of messages from one receiver to its bindings.
@@ -83,9 +88,8 @@ type route struct {
 	backlogged bool
 	// acked: settlements are buffered in the receiver.
 	acked     bool
-	draining  bool
-	returned  int // deliveries left to their source by a drain
-	physical  int // legs in legSending or legClerk
+	emptying  emptying
+	left      int // deliveries left to their source by a drain
 	waiting   int // legs in legWaiting
 	heldQoS0  int
 	jobs      []uint32 // legs for the clerk
@@ -93,19 +97,18 @@ type route struct {
 	nextWake  time.Time // what the keeper waits for
 	storeErr  string    // why the dead-letter queue or ledger holds messages
 	forget    []gobridge.LedgerKey
-	arrivals  []*redrive    // confirmed; their entries are to be deleted
-	drained   chan struct{} // closed when draining and nothing is physical
+	arrivals  []*redrive // confirmed; their entries are to be deleted
 }
 
 func newRoute(spec *gobridge.RouteSpec, bindings []*binding, dlq gobridge.DLQ, ledger gobridge.Ledger, m *routeMetrics, log *slog.Logger) *route {
 	n := spec.Policy.MaxInFlight
 	r := &route{
 		id: spec.ID, spec: spec, sourceID: spec.ReceiverID, log: log, m: m, bindings: bindings, dlq: dlq, ledger: ledger,
-		wake:    make(chan struct{}, 1),
-		drained: make(chan struct{}),
-		works:   make([]work, n),
-		legs:    make([]leg, n*len(bindings)),
-		free:    make([]uint32, n),
+		wake:     make(chan struct{}, 1),
+		emptying: newEmptying(),
+		works:    make([]work, n),
+		legs:     make([]leg, n*len(bindings)),
+		free:     make([]uint32, n),
 	}
 	for i := range r.free {
 		r.free[i] = uint32(n - 1 - i)
@@ -130,7 +133,7 @@ func (r *route) emit(batch []*gobridge.Delivery) (int, error) {
 	now := time.Now()
 	r.mu.Lock()
 	n := 0
-	for n < len(batch) && !r.draining && len(r.free) > 0 {
+	for n < len(batch) && r.emptying.mode == flowing && len(r.free) > 0 {
 		if r.limiter != nil {
 			if wait := r.limiter.take(now); wait > 0 {
 				r.wakeAt(now.Add(wait))
@@ -175,13 +178,16 @@ func (r *route) route(ref uint32, now time.Time) {
 	l, b, w := &r.legs[ref], r.bindingOf(ref), r.workOf(ref)
 	if l.out.Address == "" {
 		addr, err := b.template.Render(l.out.Envelope)
-		if err != nil {
+		if err != nil && w.d.Unwanted == nil {
 			r.failed(ref, err, now)
 			return
 		}
 		l.out.Address = addr
 	}
 	switch {
+	case w.d.Unwanted != nil:
+		l.lastErr = w.d.Unwanted
+		r.giveUp(ref, gobridge.CategorySubscriptionRemoved)
 	case l.out.Envelope.Hops >= r.spec.Policy.MaxHops:
 		r.failed(ref, &gobridge.Error{
 			Code: gobridge.CodeHopLimit, Class: gobridge.ClassRejected,
@@ -216,10 +222,8 @@ func (w *work) expired(now time.Time) bool { return !w.deadline.IsZero() && !now
 func (r *route) send(ref uint32, now time.Time) {
 	l, b := &r.legs[ref], r.bindingOf(ref)
 	l.state = legSending
-	r.physical++
 	err := b.sender.Send(&l.out)
 	if err != nil {
-		r.physical--
 		l.state = legIdle
 		r.failed(ref, err, now)
 		return
@@ -242,12 +246,10 @@ func (r *route) send(ref uint32, now time.Time) {
 func (r *route) Done(m *gobridge.Outbound, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := &r.legs[m.Ref]
-	if l.state != legSending {
-		return // abandoned by a drain
+	if !r.reclaim(m.Ref) {
+		return
 	}
-	r.physical--
-	l.state = legIdle
+	l := &r.legs[m.Ref]
 	if err == nil {
 		b := r.bindingOf(m.Ref)
 		b.m.sent.Inc()
@@ -257,7 +259,6 @@ func (r *route) Done(m *gobridge.Outbound, err error) {
 	} else {
 		r.failed(m.Ref, err, time.Now())
 	}
-	r.checkDrained()
 }
 
 // Flush ends a burst of outcomes: freed slots are offered to the receiver, and
@@ -271,7 +272,7 @@ func (r *route) Flush() {
 // in senders and receiver, and lets the receiver offer again when the step made
 // room for what it keeps.
 func (r *route) unlockAndFlush() {
-	resume := r.backlogged && len(r.free) > 0 && !r.draining
+	resume := r.backlogged && len(r.free) > 0 && r.emptying.mode == flowing
 	if resume {
 		r.backlogged = false
 	}
@@ -321,22 +322,30 @@ func (r *route) done(ref uint32) {
 		r.startClerk()
 	}
 	w.open--
-	if w.open > 0 {
+	r.conclude(ref)
+}
+
+// conclude settles a delivery, or leaves it to its source, once its last leg has
+// ended. Called with mu held.
+func (r *route) conclude(ref uint32) {
+	w := r.workOf(ref)
+	if w.open > w.back {
 		return
 	}
-	if w.redrive != nil {
-		r.arrived(w.redrive, causeOf(l.lastErr))
+	switch {
+	case w.back > 0:
+		r.returnWork(ref)
+	case w.redrive != nil:
+		r.arrived(w.redrive, causeOf(r.legs[ref].lastErr))
+	default:
+		w.d.Ack()
+		r.acked = true
+		r.m.latency.Observe(int64(time.Since(w.d.ReceivedAt)))
+	}
+	w.open = 0
+	if w.lost == 0 {
 		r.release(ref)
-		return
 	}
-	if w.abandoned {
-		r.returned++
-		return
-	}
-	w.d.Ack()
-	r.acked = true
-	r.m.latency.Observe(int64(time.Since(w.d.ReceivedAt)))
-	r.release(ref)
 }
 
 // release frees the slot of a leg's delivery. Called with mu held.

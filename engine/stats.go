@@ -25,9 +25,10 @@ func newRouteMetrics(reg *metric.Registry, route string) *routeMetrics {
 // bindingMetrics are the handles of one binding. Every admitted message ends in
 // exactly one of sent, dropped, expired, buried and returned for each binding.
 type bindingMetrics struct {
-	sent, expired, expiredInOutbox, replays, returned, retries, exhausted, reordered *metric.Counter
+	sent, expired, expiredInOutbox, replays, retries, exhausted, reordered *metric.Counter
 
-	drops  metric.CounterSet // by reason
+	drops, returned metric.CounterSet // by reason
+
 	graves metric.CounterSet // by category
 }
 
@@ -39,11 +40,11 @@ func newBindingMetrics(reg *metric.Registry, route, binding string) *bindingMetr
 		replays:         reg.Counter(metric.OutboxReplays, route, binding),
 		expiredInOutbox: reg.Counter(metric.OutboxExpiredBeforeSend, route, binding),
 
-		returned:  reg.Counter(metric.MessagesReturned, route, binding, metric.ReturnShutdown),
 		retries:   reg.Counter(metric.SendRetries, route, binding),
 		exhausted: reg.Counter(metric.SendRetryBudgetExhausted, route, binding),
 		reordered: reg.Counter(metric.MessagesReordered, route, binding),
 		drops:     reg.CounterSet(metric.MessagesDropped, route, binding),
+		returned:  reg.CounterSet(metric.MessagesReturned, route, binding),
 		graves:    reg.CounterSet(metric.DLQEntries, route, binding),
 	}
 }

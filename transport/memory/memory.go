@@ -4,7 +4,8 @@
 //
 // Guarantees: a message of QoS 1 or 2 stays in the hub until its delivery is
 // acknowledged; what is unsettled when a session ends is delivered again, in order,
-// to the next one. Topics are matched as in MQTT.
+// to the next one. A delivery that was given back comes again after [RetryDelay].
+// Topics are matched as in MQTT.
 package memory
 
 import (
@@ -44,6 +45,10 @@ func Transport(h *Hub) *gobridge.Transport {
 	}
 }
 
+// RetryDelay is the least time before a message that was given back by
+// [gobridge.Delivery.Retry] is delivered again on the same session.
+const RetryDelay = time.Second
+
 // Message is one message in a hub.
 type Message struct {
 	Topic   string
@@ -55,6 +60,8 @@ type Message struct {
 	Expires time.Time
 	// Hops counts the bridges crossed.
 	Hops int
+	// Unwanted marks the delivery of the message as such, see [gobridge.Delivery].
+	Unwanted *gobridge.Error
 }
 
 // Hub holds the queues of its subscribers, keyed by session, and what was sent
@@ -66,14 +73,33 @@ type Hub struct {
 	down     bool
 	answer   func(m *Message) error
 	sent     []Message
+	returned []Message
 	onSent   func(Message)
 }
 
 // queue is what the hub keeps for one subscribing session.
 type queue struct {
 	filters []string
-	waiting []*Message // not delivered, or given back
+	waiting []*queued // not delivered, or given back, in order
+	last    uint64
 	owner   *session
+}
+
+// queued is one message in a queue.
+type queued struct {
+	Message
+	seq uint64
+	// due is when a message that was given back is delivered again, zero for others.
+	due time.Time
+}
+
+// put queues a message again, in its place.
+func (q *queue) put(m *queued) {
+	i := len(q.waiting)
+	for i > 0 && q.waiting[i-1].seq > m.seq {
+		i--
+	}
+	q.waiting = slices.Insert(q.waiting, i, m)
 }
 
 // NewHub returns an empty hub.
@@ -111,11 +137,32 @@ func (h *Hub) OnSent(f func(Message)) {
 	h.onSent = f
 }
 
+// Break ends the running instance of a session, as if it could not go on.
+func (h *Hub) Break(sessionID string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for s := range h.sessions {
+		if s.id == sessionID {
+			select {
+			case s.broken <- fmt.Errorf("session %s was broken: %w", sessionID, gobridge.ErrSessionUnrecoverable):
+			default: // it is about to end
+			}
+		}
+	}
+}
+
 // Sent returns the confirmed messages in order.
 func (h *Hub) Sent() []Message {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.sent)
+}
+
+// Returned returns the messages that were given back by Retry, in order.
+func (h *Hub) Returned() []Message {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.returned)
 }
 
 // Publish puts a message into the queue of every session that subscribed to its
@@ -133,8 +180,8 @@ func (h *Hub) Publish(m Message) {
 func (h *Hub) publish(m Message) {
 	for _, q := range h.queues {
 		if slices.ContainsFunc(q.filters, func(f string) bool { return gobridge.MatchTopic(f, m.Topic) }) {
-			c := m
-			q.waiting = append(q.waiting, &c)
+			q.last++
+			q.waiting = append(q.waiting, &queued{Message: m, seq: q.last})
 		}
 	}
 }
@@ -170,6 +217,7 @@ type session struct {
 	filters []string
 	senders map[string]*sender
 	wake    chan struct{}
+	broken  chan error // capacity 1
 
 	// Under hub.mu.
 	connected bool
@@ -182,7 +230,7 @@ type session struct {
 }
 
 func open(h *Hub, use *gobridge.SessionUse) *session {
-	s := &session{hub: h, id: use.Session.ID, senders: map[string]*sender{}, wake: make(chan struct{}, 1)}
+	s := &session{hub: h, id: use.Session.ID, senders: map[string]*sender{}, wake: make(chan struct{}, 1), broken: make(chan error, 1)}
 	if use.Receiver != nil {
 		for _, t := range use.Receiver.Topics {
 			s.filters = append(s.filters, t.Topic)
@@ -207,7 +255,7 @@ func (s *session) poke() {
 	}
 }
 
-// Run serves the session until ctx ends.
+// Run serves the session until ctx ends or the hub breaks it.
 func (s *session) Run(ctx context.Context) error {
 	s.hub.mu.Lock()
 	s.connected = true
@@ -224,6 +272,8 @@ func (s *session) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case err := <-s.broken:
+			return err
 		case <-s.wake:
 		}
 	}
@@ -237,13 +287,14 @@ func (s *session) end() {
 	delete(h.sessions, s)
 	if q := h.queues[s.id]; q != nil && q.owner == s {
 		q.owner = nil
-		var back []*Message
 		for _, d := range s.open {
-			if d.Redeliverable {
-				back = append(back, d.msg)
+			if d.Redeliverable || slices.Contains(s.offered, d) {
+				q.put(d.msg)
 			}
 		}
-		q.waiting = append(back, q.waiting...)
+		for _, m := range q.waiting {
+			m.due = time.Time{}
+		}
 		s.open, s.offered = nil, nil
 	}
 	pending := s.pending
@@ -313,12 +364,16 @@ func (s *session) deliver() {
 		h.mu.Unlock()
 		return
 	}
-	for _, m := range q.waiting {
+	now := time.Now()
+	q.waiting = slices.DeleteFunc(q.waiting, func(m *queued) bool {
+		if now.Before(m.due) {
+			return false
+		}
 		d := s.receive(m)
 		s.open = append(s.open, d)
 		s.offered = append(s.offered, d)
-	}
-	q.waiting = nil
+		return true
+	})
 	batch := make([]*gobridge.Delivery, len(s.offered))
 	for i, d := range s.offered {
 		batch[i] = &d.Delivery
@@ -330,9 +385,18 @@ func (s *session) deliver() {
 	n, err := emit(batch)
 	h.mu.Lock()
 	s.offered = s.offered[n:]
+	var refused *delivery
+	if err != nil && len(s.offered) > 0 {
+		refused, s.offered = s.offered[0], s.offered[1:]
+	}
 	h.mu.Unlock()
-	if err != nil {
-		s.end()
+	switch {
+	case refused == nil:
+	case refused.Delivery.Retry(0, err) != nil:
+		refused.Delivery.Ack() // nothing delivers it again: it is lost
+		s.poke()
+	default:
+		s.poke()
 	}
 }
 
@@ -340,10 +404,10 @@ func (s *session) deliver() {
 type delivery struct {
 	gobridge.Delivery
 	session *session
-	msg     *Message
+	msg     *queued
 }
 
-func (s *session) receive(m *Message) *delivery {
+func (s *session) receive(m *queued) *delivery {
 	now := time.Now()
 	id, origin := m.ID, gobridge.IDProducer
 	if id == "" {
@@ -356,6 +420,7 @@ func (s *session) receive(m *Message) *delivery {
 	}
 	d.Redeliverable = m.QoS > 0
 	d.ReceivedAt = now
+	d.Unwanted = m.Unwanted
 	d.SetSettler(d)
 	return d
 }
@@ -370,18 +435,25 @@ func (d *delivery) Ack() {
 	}
 }
 
-// Retry puts the message back at the head of its queue.
-func (d *delivery) Retry(time.Duration, error) error {
+// Retry puts the message back into its queue. On a dead session it fails: the next
+// one is given the message anyway.
+func (d *delivery) Retry(after time.Duration, _ error) error {
 	if !d.Redeliverable {
 		return gobridge.ErrNotSupported
 	}
-	d.Ack()
-	h := d.session.hub
-	h.mu.Lock()
-	q := h.queues[d.session.id]
-	q.waiting = append([]*Message{d.msg}, q.waiting...)
-	h.mu.Unlock()
-	d.session.poke()
+	s := d.session
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	i := slices.Index(s.open, d)
+	if i < 0 {
+		return fmt.Errorf("give a message back to session %s: %w", s.id, gobridge.ErrSessionUnrecoverable)
+	}
+	s.open = slices.Delete(s.open, i, i+1)
+	after = max(after, RetryDelay)
+	d.msg.due = time.Now().Add(after)
+	s.hub.queues[s.id].put(d.msg)
+	s.hub.returned = append(s.hub.returned, d.msg.Message)
+	time.AfterFunc(after, s.poke)
 	return nil
 }
 
