@@ -68,5 +68,9 @@ func (f *Fence) Shut() { f.until.Store(0) }
 // Open reports whether a message may pass at the given time. A nil fence is always
 // open.
 func (f *Fence) Open(now time.Time) bool {
-	return f == nil || int64(now.Sub(fenceEpoch)) < f.until.Load()
+	if f == nil {
+		return true
+	}
+	until := f.until.Load()
+	return until != 0 && int64(now.Sub(fenceEpoch)) < until
 }
