@@ -132,6 +132,8 @@ var (
 	ErrNotFound = &Error{Code: CodeNotFound, Class: ClassPermanent, Op: "not found"}
 	// ErrStaleFence: another owner has taken the store since this handle was opened.
 	ErrStaleFence = &Error{Code: CodeStaleFence, Class: ClassPermanent, Op: "another owner has taken the store"}
+	// ErrVersionMismatch: somebody else has changed the record since it was read.
+	ErrVersionMismatch = &Error{Code: CodeVersionMismatch, Class: ClassTransient, Op: "changed by somebody else meanwhile"}
 	// ErrLeaseLost: another process owns the session, or may own it by now.
 	ErrLeaseLost = &Error{Code: CodeLeaseLost, Class: ClassTransient, Outage: true, Op: "not the owner of the session"}
 	// ErrClosed: the thing has been stopped.

@@ -34,5 +34,7 @@ type History interface {
 type HistoryKind struct {
 	Name    string
 	Options func() any
-	Open    func(ctx context.Context, b *BridgeSpec, s *StoreSpec, env Env) (History, error)
+	// Shared is that of [LeaseKind].
+	Shared func(b *BridgeSpec, options any) (place string, err error)
+	Open   func(ctx context.Context, b *BridgeSpec, s *StoreSpec, env Env) (History, error)
 }

@@ -29,8 +29,7 @@ type LeaseStore interface {
 	// Read returns the record of a key; without one it has Version 0.
 	Read(ctx context.Context, key string) (LeaseRecord, error)
 	// Take makes holder the owner if the record still is as it was seen, Beat included,
-	// and returns the new one, with the next Version. An error of CodeVersionMismatch
-	// says that it has changed.
+	// and returns the new one, with the next Version. ErrVersionMismatch: it has changed.
 	Take(ctx context.Context, seen LeaseRecord, holder string, ttl time.Duration) (LeaseRecord, error)
 	// Renew proves that the owner lives and returns the record with the next Beat.
 	// ErrStaleFence: it has another owner, or was released.
@@ -45,7 +44,10 @@ type LeaseStore interface {
 type LeaseKind struct {
 	Name    string
 	Options func() any
-	Open    func(ctx context.Context, b *BridgeSpec, s *StoreSpec, env Env) (LeaseStore, error)
+	// Shared names the place that every instance with these options uses, or says why
+	// only this one does. Nil: no other process can see the store.
+	Shared func(b *BridgeSpec, options any) (place string, err error)
+	Open   func(ctx context.Context, b *BridgeSpec, s *StoreSpec, env Env) (LeaseStore, error)
 }
 
 // Fence tells until when this process owns a session: no PUBLISH is started later
@@ -66,5 +68,9 @@ func (f *Fence) Shut() { f.until.Store(0) }
 // Open reports whether a message may pass at the given time. A nil fence is always
 // open.
 func (f *Fence) Open(now time.Time) bool {
-	return f == nil || int64(now.Sub(fenceEpoch)) < f.until.Load()
+	if f == nil {
+		return true
+	}
+	until := f.until.Load()
+	return until != 0 && int64(now.Sub(fenceEpoch)) < until
 }

@@ -62,6 +62,17 @@ type LeaseSpec struct {
 	BrokerLossStepDown time.Duration `yaml:"broker_loss_step_down" doc:"how long an owner may be cut off from its broker; 0s is twice ttl" default:"0s"`
 }
 
+// Effective returns the lease with its times of 0 resolved.
+func (l LeaseSpec) Effective() LeaseSpec {
+	if l.RenewInterval == 0 {
+		l.RenewInterval = l.TTL / 4
+	}
+	if l.BrokerLossStepDown == 0 {
+		l.BrokerLossStepDown = 2 * l.TTL
+	}
+	return l
+}
+
 // TopicSpec is one subscription.
 type TopicSpec struct {
 	Topic string `yaml:"topic" doc:"topic filter" required:"true"`

@@ -27,6 +27,10 @@ func All() *gobridge.Kinds {
 			sqlite.LedgerKind(),
 			memory.LedgerKind(),
 		},
+		Leases: []*gobridge.LeaseKind{
+			sqlite.LeaseKind(),
+			memory.LeaseKind(),
+		},
 		Histories: []*gobridge.HistoryKind{
 			sqlite.HistoryKind(),
 			memory.HistoryKind(),

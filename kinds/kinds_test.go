@@ -38,6 +38,9 @@ func TestEveryKindHasAName(t *testing.T) {
 	for _, k := range all.Ledgers {
 		check("ledger", k.Name, k.Options)
 	}
+	for _, k := range all.Leases {
+		check("lease store", k.Name, k.Options)
+	}
 	if !seen["dead-letter queue"+gobridge.StoreMemory] || !seen["ledger"+gobridge.StoreMemory] {
 		t.Error("the stores that an unset type stands for are missing")
 	}

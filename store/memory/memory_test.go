@@ -45,6 +45,14 @@ func TestHistory(t *testing.T) {
 	}})
 }
 
+func TestLeases(t *testing.T) {
+	t.Parallel()
+	bridgetest.RunLeases(t, bridgetest.LeaseHarness{New: func(testing.TB) func() gobridge.LeaseStore {
+		l := memory.NewLeases()
+		return func() gobridge.LeaseStore { return l }
+	}})
+}
+
 func TestEvidenceEndsWithItsRetention(t *testing.T) {
 	t.Parallel()
 	o := memory.NewOutboxStore(0).Open()

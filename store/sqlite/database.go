@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ncruces/go-sqlite3"
+
 	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/metric"
 )
@@ -161,7 +163,7 @@ func (d *database) connect() (err error) {
 	if d.w, err = d.dial("synchronous = FULL"); err != nil {
 		return err
 	}
-	if err := migrate(d.w, d.path); err != nil {
+	if err := migrate(d.w, d.path, &storesSchema); err != nil {
 		return err
 	}
 	if err := d.loadSalvage(); err != nil {
@@ -171,14 +173,29 @@ func (d *database) connect() (err error) {
 	return err
 }
 
+// busyWait bounds the wait for another process that uses the file.
+const busyWait = 5 * time.Second
+
+// patiently runs f again while another process is in its way. The busy handler of
+// SQLite is not asked when two processes turn a new file to WAL at once.
+func patiently(ctx context.Context, wait time.Duration, f func() error) error {
+	for deadline := time.Now().Add(wait); ; {
+		err := f()
+		if !errors.Is(err, sqlite3.BUSY) || ctx.Err() != nil || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // dial opens one connection.
 func (d *database) dial(last string) (*conn, error) {
 	c, err := connect(d.path, d.params())
 	if err != nil {
 		return nil, err
 	}
-	if err = c.BusyTimeout(5 * time.Second); err == nil {
-		err = c.Exec(pragmas + "PRAGMA " + last + ";" + d.pragmas)
+	if err = c.BusyTimeout(busyWait); err == nil {
+		err = patiently(context.Background(), busyWait, func() error { return c.Exec(pragmas + "PRAGMA " + last + ";" + d.pragmas) })
 	}
 	if err != nil {
 		_ = c.close() // the first error says more
@@ -187,13 +204,15 @@ func (d *database) dial(last string) (*conn, error) {
 	return c, nil
 }
 
-// params are the URI parameters of a connection: the files that SQLite makes are as
-// private as the database.
+// params are the URI parameters of a connection.
 func (d *database) params() url.Values {
-	params := url.Values{"modeof": {d.path}}
+	params := privateParams(d.path)
 	maps.Copy(params, d.uri)
 	return params
 }
+
+// privateParams make the files of SQLite as private as the database.
+func privateParams(path string) url.Values { return url.Values{"modeof": {path}} }
 
 // makePrivate makes a file that is not there yet, for its owner alone: it will hold
 // messages.

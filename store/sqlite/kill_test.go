@@ -30,6 +30,9 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childEnv); dir != "" {
 		child(dir)
 	}
+	if path := os.Getenv(sharedEnv); path != "" {
+		os.Exit(sharer(path))
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -9,13 +10,25 @@ import (
 	"github.com/gobridge/gobridge"
 )
 
-//go:embed migrations/*.sql
+//go:embed migrations
 var migrationFiles embed.FS
 
-// migrations are the steps of the schema; the first one leads to version 1. A step
-// that was released is never changed.
-var migrations = func() []string {
-	names, err := fs.Glob(migrationFiles, "migrations/*.sql")
+// schema is what a file of one sort holds.
+type schema struct {
+	// id marks the files among all SQLite files.
+	id int64
+	// steps lead from version to version; the first one to version 1. A step that was
+	// released is never changed.
+	steps []string
+}
+
+var (
+	storesSchema = schema{0x476f4272, steps("migrations/*.sql")}        // "GoBr"
+	leasesSchema = schema{0x476f424c, steps("migrations/leases/*.sql")} // "GoBL"
+)
+
+func steps(pattern string) []string {
+	names, err := fs.Glob(migrationFiles, pattern)
 	if err != nil {
 		panic(err)
 	}
@@ -29,47 +42,66 @@ var migrations = func() []string {
 		steps[i] = string(step)
 	}
 	return steps
-}()
+}
 
-// applicationID marks the files of GoBridge ("GoBr") among all SQLite files.
-const applicationID = 0x476f4272
+// migrate brings the schema of a file to the version of this program. Another
+// process may be doing the same: whoever comes second finds it done.
+func migrate(c *conn, path string, s *schema) error {
+	version, err := s.versionOf(c, path)
+	if err != nil || version == len(s.steps) {
+		return err
+	}
+	if err := c.query("BEGIN IMMEDIATE").exec(); err != nil {
+		return err
+	}
+	if version, err = s.versionOf(c, path); err == nil {
+		for ; version < len(s.steps) && err == nil; version++ {
+			if err = c.Exec(s.steps[version]); err != nil {
+				err = fmt.Errorf("migrate %s to schema version %d: %w", path, version+1, err)
+			}
+		}
+	}
+	if err == nil {
+		err = c.Exec(fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = %d; COMMIT", s.id, version))
+	}
+	if err != nil && !c.GetAutocommit() {
+		_ = c.query("ROLLBACK").exec() // the first error says more
+	}
+	return err
+}
 
-// migrate brings the schema to the version of this program.
-func migrate(c *conn, path string) error {
+// versionOf reads the schema version, and refuses a file that is not for this
+// program.
+func (s *schema) versionOf(c *conn, path string) (int, error) {
 	version, _, err := c.query("PRAGMA user_version").number()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	id, _, err := c.query("PRAGMA application_id").number()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	tables, _, err := c.query("SELECT count(*) FROM sqlite_schema").number()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	switch {
-	case id != applicationID && (tables > 0 || version > 0):
-		return &gobridge.Error{
+	case id != s.id && (id == storesSchema.id || id == leasesSchema.id):
+		return 0, &gobridge.Error{
 			Code: gobridge.CodeInvalidConfig, Class: gobridge.ClassPermanent, Op: "store " + path,
-			Err: fmt.Errorf("the database belongs to another program"), Hint: "give the store a path of its own",
+			Err: errors.New("leases live in a file of their own, apart from the other stores"), Hint: "give each of the two a path of its own",
 		}
-	case version > int64(len(migrations)):
-		return &gobridge.Error{
+	case id != s.id && (tables > 0 || version > 0):
+		return 0, &gobridge.Error{
+			Code: gobridge.CodeInvalidConfig, Class: gobridge.ClassPermanent, Op: "store " + path,
+			Err: errors.New("the database belongs to another program"), Hint: "give the store a path of its own",
+		}
+	case version > int64(len(s.steps)):
+		return 0, &gobridge.Error{
 			Code: gobridge.CodeVersionMismatch, Class: gobridge.ClassPermanent, Op: "store " + path,
-			Err:  fmt.Errorf("the file has schema version %d, this program knows versions up to %d", version, len(migrations)),
+			Err:  fmt.Errorf("the file has schema version %d, this program knows versions up to %d", version, len(s.steps)),
 			Hint: "run the newer version of gobridge, or begin with a new file",
 		}
 	}
-	for step := version; step < int64(len(migrations)); step++ {
-		script := fmt.Sprintf("BEGIN IMMEDIATE;\n%s\nPRAGMA application_id = %d;\nPRAGMA user_version = %d;\nCOMMIT;",
-			migrations[step], applicationID, step+1)
-		if err := c.Exec(script); err != nil {
-			if !c.GetAutocommit() {
-				_ = c.Exec("ROLLBACK")
-			}
-			return fmt.Errorf("migrate %s to schema version %d: %w", path, step+1, err)
-		}
-	}
-	return nil
+	return int(version), nil
 }

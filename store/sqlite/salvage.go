@@ -74,7 +74,7 @@ func (d *database) copyReadable(cause error) (*gobridge.Salvage, error) {
 	if err := c.Exec("PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;"); err != nil {
 		return nil, err
 	}
-	if err := migrate(c, path); err != nil {
+	if err := migrate(c, path, &storesSchema); err != nil {
 		return nil, err
 	}
 	now := time.Now()

@@ -12,6 +12,7 @@ package sqlite
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -110,6 +111,9 @@ func HistoryKind() *gobridge.HistoryKind {
 	return &gobridge.HistoryKind{
 		Name:    kindName,
 		Options: func() any { return gobridge.SetDefaults(new(HistoryOptions)) },
+		Shared: func(b *gobridge.BridgeSpec, options any) (string, error) {
+			return sharedPath(b, options.(*HistoryOptions).Path)
+		},
 		Open: func(ctx context.Context, b *gobridge.BridgeSpec, s *gobridge.StoreSpec, env gobridge.Env) (gobridge.History, error) {
 			o, err := optionsOf[HistoryOptions](s, "managed subscription history")
 			if err != nil {
@@ -144,6 +148,26 @@ func place(b *gobridge.BridgeSpec, path string, owned bool, env gobridge.Env) se
 		s.lock = path + ".lock"
 	}
 	return s
+}
+
+// sharedPath is the absolute path of a store that several instances can use, each
+// with a data_dir of its own (decision D5).
+func sharedPath(b *gobridge.BridgeSpec, path string) (string, error) {
+	if path == "" {
+		return "", errors.New("without options.path it lives in bridge.data_dir, which belongs to one instance")
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", err
+	}
+	dir, err := filepath.Abs(b.DataDir)
+	if err != nil {
+		return "", err
+	}
+	if rel, err := filepath.Rel(dir, abs); err == nil && filepath.IsLocal(rel) {
+		return "", errors.New("its path is in bridge.data_dir, which belongs to one instance")
+	}
+	return abs, nil
 }
 
 // attach makes a store on the shared database of a place.

@@ -101,7 +101,7 @@ func TestForeignAndNewerFilesAreRefused(t *testing.T) {
 	for _, tt := range []struct{ script, want string }{
 		{"CREATE TABLE songs (title)", "belongs to another program"},
 		{"PRAGMA user_version = 3", "belongs to another program"},
-		{fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = 99", applicationID), "schema version 99"},
+		{fmt.Sprintf("PRAGMA application_id = %d; PRAGMA user_version = 99", storesSchema.id), "schema version 99"},
 	} {
 		s := testSettings(t, t.TempDir())
 		c, err := connect(s.path, nil)
