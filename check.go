@@ -23,20 +23,18 @@ const (
 // offer, with what to do instead. Each is refused by its name. What a kind of
 // Kinds brings is not looked up here.
 var notAvailable = map[string]string{
-	"deployment_mode clustered":      "write deployment_mode: standalone",
-	"session_mode exclusive":         "write session_mode: persistent",
-	"credentials_uri":                "write options.session.username and password, from the environment as ${NAME}",
-	"lease":                          "remove the block",
-	"processors":                     "remove them from the route",
-	"transport sqs":                  "write transport: mqtt",
-	"transport http":                 "write transport: mqtt",
-	"transport amqp":                 "write transport: mqtt",
-	"store type postgres":            "write type: sqlite",
-	"store type dynamodb":            "write type: sqlite",
-	"store lease":                    "remove the block",
-	"telemetry.otlp_endpoint":        "remove it; metrics are served at /metrics",
-	"options.client_id_suffix":       "give each instance a client_id of its own",
-	"a shared subscription ($share)": "subscribe to the filter without $share/<group>/",
+	"deployment_mode clustered": "write deployment_mode: standalone",
+	"session_mode exclusive":    "write session_mode: persistent",
+	"credentials_uri":           "write options.session.username and password, from the environment as ${NAME}",
+	"lease":                     "remove the block",
+	"processors":                "remove them from the route",
+	"transport sqs":             "write transport: mqtt",
+	"transport http":            "write transport: mqtt",
+	"transport amqp":            "write transport: mqtt",
+	"store type postgres":       "write type: sqlite",
+	"store type dynamodb":       "write type: sqlite",
+	"store lease":               "remove the block",
+	"telemetry.otlp_endpoint":   "remove it; metrics are served at /metrics",
 }
 
 // NotAvailable reports that this version does not offer something that the config

@@ -12,6 +12,8 @@ import (
 type carried struct {
 	mu      sync.Mutex
 	backoff *backoff
+	// Takeovers that the broker reported, and those that are inferred.
+	reported, inferred takeoverLog
 }
 
 func newCarried() any { return new(carried) }

@@ -5,11 +5,8 @@ import (
 	"fmt"
 	"net"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/gobridge/gobridge"
 )
@@ -151,12 +148,6 @@ func check(use *gobridge.SessionUse, report gobridge.Report) {
 // fault reports a fault of a session setting.
 func (c *useCheck) fault(key, what, hint string) { c.report("options.session."+key, what, hint) }
 
-func (c *useCheck) unavailable(path, name string) {
-	if what, hint, ok := gobridge.NotAvailable(name); ok {
-		c.report(path, what, hint)
-	}
-}
-
 func (c *useCheck) broker() {
 	switch {
 	case c.s.BrokerURL != "" && len(c.s.BrokerURLs) > 0:
@@ -185,27 +176,6 @@ func (c *useCheck) plainURL() string {
 		}
 	}
 	return ""
-}
-
-// clientID completes the client id: the stable name under which the broker keeps
-// the session.
-func (c *useCheck) clientID() {
-	if c.s.ClientIDSuffix != "" {
-		c.unavailable("options.session.client_id_suffix", "options.client_id_suffix")
-	}
-	if c.s.ClientID == "" {
-		if c.Bridge.ID == "" || c.Session.ID == "" {
-			return // reported where they are missing
-		}
-		c.s.ClientID = c.Bridge.ID + "-" + c.Session.ID
-	}
-	id := c.s.ClientID
-	switch {
-	case !utf8.ValidString(id) || strings.ContainsFunc(id, unicode.IsControl):
-		c.fault("client_id", "the client id is not valid UTF-8 or holds a control character", "use letters, digits and -")
-	case len(id) > gobridge.MaxTopicBytes:
-		c.fault("client_id", fmt.Sprintf("the client id has %d bytes, the limit is 65535", len(id)), "write a shorter one")
-	}
 }
 
 func (c *useCheck) credentials() {
@@ -274,7 +244,8 @@ func (c *useCheck) will() {
 }
 
 // topics checks the filters of the receiver: each by itself, then against each
-// other, since a broker may deliver a message once for every filter that matches.
+// other, since a broker may deliver a message once for every filter that matches, and
+// does for a shared filter beside another one (MQTT v5, 4.8.2).
 func (c *useCheck) topics() {
 	if c.Receiver == nil {
 		return
@@ -289,10 +260,7 @@ func (c *useCheck) topics() {
 			c.report(path, fmt.Sprintf("%q is not a topic filter: %v", t.Topic, err), `write a filter such as "sensors/#" or "+/state"`)
 			continue
 		}
-		_, filter, shared := gobridge.SplitShare(t.Topic)
-		if shared {
-			c.unavailable(path, "a shared subscription ($share)")
-		}
+		_, filter, _ := gobridge.SplitShare(t.Topic)
 		for _, other := range valid {
 			_, otherFilter, _ := gobridge.SplitShare(other)
 			if gobridge.FiltersOverlap(filter, otherFilter) {
@@ -308,10 +276,7 @@ func (c *useCheck) topics() {
 // noLocal completes no_local: a session that also sends must not receive what it
 // sent (E3). A shared subscription cannot have it (MQTT v5, 3.8.3.1).
 func (c *useCheck) noLocal() {
-	shared := c.Receiver != nil && slices.ContainsFunc(c.Receiver.Topics, func(t gobridge.TopicSpec) bool {
-		_, _, shared := gobridge.SplitShare(t.Topic)
-		return shared
-	})
+	shared := shares(c.Receiver)
 	switch {
 	case c.s.NoLocal == nil:
 		c.s.NoLocal = new(c.Receiver != nil && len(c.Senders) > 0 && !shared)
@@ -445,6 +410,7 @@ func warn(use *gobridge.SessionUse, report gobridge.Report) {
 	if s.TLS.InsecureSkipVerify {
 		report("options.session.tls.insecure_skip_verify", "the certificate of the broker is not verified: anyone on the way can read and change messages", "remove it and name the authority in ca_cert_file")
 	}
+	warnOfSharing(use, report)
 	c := &useCheck{SessionUse: use, s: s}
 	if r := use.Route; r != nil && r.DeliveryMode == gobridge.SharedOutbox && use.Session.Mode == gobridge.ModeEphemeral {
 		if filter := c.protectedFilter(); filter != "" {

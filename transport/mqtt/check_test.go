@@ -167,8 +167,17 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 		{"client id too long", edge(func(s *SessionSettings) { s.ClientID = strings.Repeat("x", 65536) }), []string{
 			"sessions[0].options.session.client_id: the client id has 65536 bytes, the limit is 65535 (write a shorter one)",
 		}},
-		{"client id suffix", edge(func(s *SessionSettings) { s.ClientIDSuffix = "nonce" }), []string{
-			"sessions[0].options.session.client_id_suffix: options.client_id_suffix is not available in this version (give each instance a client_id of its own)",
+		{"client id too long with its suffix", func(s *gobridge.Spec) {
+			set := sessionSettings(&s.Sessions[1])
+			set.ClientID, set.ClientIDSuffix = strings.Repeat("x", 65527), SuffixNonce
+		}, []string{
+			"sessions[1].options.session.client_id: the client id has 65536 bytes, the limit is 65535 (write a shorter one)",
+		}},
+		{"unknown client id suffix", edge(func(s *SessionSettings) { s.ClientIDSuffix = "pod" }), []string{
+			`sessions[0].options.session.client_id_suffix: "pod" is not allowed (write one of hostname, nonce)`,
+		}},
+		{"new client id with each start of a persistent session", edge(func(s *SessionSettings) { s.ClientIDSuffix = SuffixNonce }), []string{
+			"sessions[0].options.session.client_id_suffix: client_id_suffix: nonce gives a session_mode persistent session a new client id with each start: what the broker queued for the last one would be stranded (write hostname where host names stay the same, or session_mode: ephemeral)",
 		}},
 		{"one client id at one broker", func(s *gobridge.Spec) {
 			sessionSettings(&s.Sessions[0]).ClientID = "me"
@@ -220,9 +229,20 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 			topics(gobridge.TopicSpec{Topic: "$share/g/a"}, gobridge.TopicSpec{Topic: "a"})(s)
 			sessionSettings(&s.Sessions[0]).NoLocal = new(true)
 		}, []string{
-			"routes[0].receiver.topics[0].topic: a shared subscription ($share) is not available in this version (subscribe to the filter without $share/<group>/)",
 			`routes[0].receiver.topics[1].topic: filter "a" overlaps with "$share/g/a": a message that matches both could arrive twice (keep the wider one, or put them on receivers with sessions of their own)`,
 			"sessions[0].options.session.no_local: no_local cannot be used with a $share filter: brokers close the connection over it (remove no_local, or the $share/<group>/ of the filters)",
+		}},
+
+		{"overlapping shared filters", topics(gobridge.TopicSpec{Topic: "a/b"}, gobridge.TopicSpec{Topic: "$share/g/c"}, gobridge.TopicSpec{Topic: "$share/g/a/#"}, gobridge.TopicSpec{Topic: "$share/h/+"}), []string{
+			`routes[0].receiver.topics[2].topic: filter "$share/g/a/#" overlaps with "a/b": a message that matches both could arrive twice (keep the wider one, or put them on receivers with sessions of their own)`,
+			`routes[0].receiver.topics[3].topic: filter "$share/h/+" overlaps with "$share/g/c": a message that matches both could arrive twice (keep the wider one, or put them on receivers with sessions of their own)`,
+		}},
+		{"shared filters that are none", topics(gobridge.TopicSpec{Topic: "$share/g"}, gobridge.TopicSpec{Topic: "$share//a"}, gobridge.TopicSpec{Topic: "$share/+/a"}, gobridge.TopicSpec{Topic: "$share/g/a/#/b"}, gobridge.TopicSpec{Topic: "$share/g/"}), []string{
+			`routes[0].receiver.topics[0].topic: "$share/g" is not a topic filter: a shared filter has the form $share/<group>/<filter> (write a filter such as "sensors/#" or "+/state")`,
+			`routes[0].receiver.topics[1].topic: "$share//a" is not a topic filter: the group of a shared filter must not be empty or hold a wildcard (write a filter such as "sensors/#" or "+/state")`,
+			`routes[0].receiver.topics[2].topic: "$share/+/a" is not a topic filter: the group of a shared filter must not be empty or hold a wildcard (write a filter such as "sensors/#" or "+/state")`,
+			`routes[0].receiver.topics[3].topic: "$share/g/a/#/b" is not a topic filter: # must be the last level (write a filter such as "sensors/#" or "+/state")`,
+			`routes[0].receiver.topics[4].topic: "$share/g/" is not a topic filter: a shared filter has the form $share/<group>/<filter> (write a filter such as "sensors/#" or "+/state")`,
 		}},
 
 		{"QoS 1 on an ephemeral session (G03)", func(s *gobridge.Spec) { s.Sessions[0].Mode = gobridge.ModeEphemeral }, []string{
@@ -433,7 +453,8 @@ func TestCheckNeverPanicsOnOptions(t *testing.T) {
 		for i := range s.Sessions {
 			*sessionSettings(&s.Sessions[i]) = SessionSettings{
 				BrokerURL: text.Draw(t, "url"), BrokerURLs: rapid.SliceOfN(text, 0, 2).Draw(t, "urls"), ClientID: text.Draw(t, "client"),
-				KeepAlive: new(gobridge.Seconds(number.Draw(t, "keep alive"))), ConnectTimeout: time.Duration(number.Draw(t, "connect")),
+				ClientIDSuffix: rapid.SampledFrom([]string{"", SuffixHostname, SuffixNonce, "?"}).Draw(t, "suffix"),
+				KeepAlive:      new(gobridge.Seconds(number.Draw(t, "keep alive"))), ConnectTimeout: time.Duration(number.Draw(t, "connect")),
 				SessionExpiryInterval: gobridge.Seconds(number.Draw(t, "expiry")), ReceiveMaximum: int(number.Draw(t, "window")),
 				MaxPayloadBytes: number.Draw(t, "payload"), IngressMemoryBudgetBytes: number.Draw(t, "budget"),
 				Username: text.Draw(t, "user"), Will: WillSettings{Topic: text.Draw(t, "will")}, TLS: TLSSettings{CertFile: text.Draw(t, "cert")},

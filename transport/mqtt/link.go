@@ -291,14 +291,10 @@ func (s *session) down(d *packets.Disconnect) {
 	case d != nil && d.ReasonCode == packets.DisconnectSessionTakenOver:
 		s.backoff.takenOver()
 		s.count.takeover[metric.TakeoverReported].Inc()
-		s.log.Error("another client with the same client id took the session over", "client_id", s.set.ClientID,
-			"hint", "give each instance its own client_id")
-		s.tell("client id " + s.set.ClientID + " is in use elsewhere: waiting before the next try")
+		s.takenOver(true)
 	case flapping:
 		s.count.takeover[metric.TakeoverInferred].Inc()
-		s.log.Error("connections end right after they were accepted: another client may use the same client id",
-			"client_id", s.set.ClientID, "hint", "give each instance its own client_id, or look at the broker's log")
-		s.tell("client id " + s.set.ClientID + " may be in use elsewhere: waiting before the next try")
+		s.takenOver(false)
 	}
 }
 

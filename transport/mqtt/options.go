@@ -44,14 +44,14 @@ type SessionOptions struct {
 	Session SessionSettings `yaml:"session" doc:"the connection to the broker"`
 }
 
-// SessionSettings describe the connection of a session. After Check, client_id,
-// clean_start, session_expiry_interval, receive_maximum, max_payload_bytes,
+// SessionSettings describe the connection of a session. After Check, client_id (with
+// its suffix), clean_start, session_expiry_interval, receive_maximum, max_payload_bytes,
 // ingress_memory_budget_bytes and no_local hold what the session really uses.
 type SessionSettings struct {
 	BrokerURL                 string            `yaml:"broker_url" doc:"the broker: tcp, mqtt, ws (plain), ssl, tls, mqtts, wss (TLS)"`
 	BrokerURLs                []string          `yaml:"broker_urls" doc:"several addresses of one broker, tried in turn; instead of broker_url"`
 	ClientID                  string            `yaml:"client_id" doc:"the session's name at the broker" default:"<bridge.id>-<session id>" derived:"true"`
-	ClientIDSuffix            string            `yaml:"client_id_suffix" doc:"what makes client_id unique among instances of one config; not available in this version" enum:"hostname,nonce"`
+	ClientIDSuffix            string            `yaml:"client_id_suffix" doc:"appended to client_id with -, so that instances of one config are different clients: hostname, or nonce (new with each start)" enum:"hostname,nonce"`
 	KeepAlive                 *gobridge.Seconds `yaml:"keep_alive" doc:"the longest silence towards the broker, 0 to 65535 seconds; 0 turns it off" default:"30" max:"65535"`
 	ConnectTimeout            time.Duration     `yaml:"connect_timeout" doc:"bound of one attempt to connect, up to the broker's answer" default:"30s"`
 	ReconnectTimeout          time.Duration     `yaml:"reconnect_timeout" doc:"the same after the first connection" default:"30s"`

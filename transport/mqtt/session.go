@@ -39,7 +39,9 @@ type session struct {
 	log     *slog.Logger
 	count   *counters
 	metrics *metric.Registry
+	mode    string
 	durable bool
+	sharing bool // it has a $share filter
 	brokers []*url.URL
 	tls     *tls.Config
 
@@ -106,7 +108,9 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		log:     env.Logger,
 		count:   newCounters(env.Metrics, use.Session.ID),
 		metrics: env.Metrics,
+		mode:    use.Session.Mode,
 		durable: use.Session.Mode != gobridge.ModeEphemeral,
+		sharing: shares(use.Receiver),
 		brokers: brokers,
 		senders: map[string]*sender{},
 		serves:  use.Receiver != nil,
