@@ -155,6 +155,11 @@ func (d *database) connect() (err error) {
 	if err := makePrivate(d.path); err != nil {
 		return fmt.Errorf("open the store: %w", err)
 	}
+	if d.owner != nil { // nobody else has it open
+		if err := checkLog(d.path); err != nil {
+			return fmt.Errorf("open the store: %w", err)
+		}
+	}
 	defer func() {
 		if err != nil {
 			d.disconnect()

@@ -14,11 +14,11 @@ import (
 	"github.com/gobridge/gobridge"
 )
 
-// faulty is a VFS whose writes and syncs fail or wait while told so.
+// faulty is a VFS whose writes and syncs fail while told so.
 type faulty struct {
 	vfs.VFSFilename
 	writes, syncs atomic.Pointer[error]
-	gate          atomic.Pointer[chan struct{}]
+	onSync        atomic.Pointer[func()] // called before each sync, which waits for it
 }
 
 func (v *faulty) OpenFilename(name *vfs.Filename, flags vfs.OpenFlag) (vfs.File, vfs.OpenFlag, error) {
@@ -45,8 +45,8 @@ func (f *faultyFile) Sync(flags vfs.SyncFlag) error {
 	if err := f.v.syncs.Load(); err != nil {
 		return *err
 	}
-	if gate := f.v.gate.Load(); gate != nil {
-		<-*gate
+	if on := f.v.onSync.Load(); on != nil {
+		(*on)()
 	}
 	return f.File.Sync(flags)
 }
@@ -212,7 +212,7 @@ func TestSlowSyncMakesLargerGroups(t *testing.T) {
 	o := openOutbox(t, s)
 	defer o.Close()
 	gate := make(chan struct{})
-	v.gate.Store(&gate)
+	v.onSync.Store(new(func() { <-gate }))
 	const n = 500
 	done := make(outcomes, n)
 	for i := range n {
@@ -236,7 +236,7 @@ func TestSlowSyncMakesLargerGroups(t *testing.T) {
 	if syncs > 2 {
 		t.Errorf("%d syncs for %d records that all waited", syncs, n)
 	}
-	v.gate.Store(nil)
+	v.onSync.Store(nil)
 	close(gate)
 }
 

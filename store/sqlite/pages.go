@@ -5,8 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
 	"os"
 )
 
@@ -19,7 +17,11 @@ type pages struct {
 	db, wal *os.File
 	size    int              // of a page, in bytes
 	count   uint32           // of pages
-	frames  map[uint32]int64 // offsets in wal
+	frames  map[uint32]int64 // offsets in wal of the newest version of pages
+	// under has the offset of the version before, 0 for that in the database, of pages
+	// whose newest one is in a damaged frame.
+	under   map[uint32]int64
+	damaged int // as in walLog
 }
 
 const (
@@ -34,7 +36,7 @@ func openPages(path string) (*pages, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pages{db: db, frames: map[uint32]int64{}}
+	p := &pages{db: db}
 	header := make([]byte, headerBytes)
 	// A short or broken header leaves the size of pages to the default.
 	_, _ = db.ReadAt(header, 0)
@@ -46,7 +48,13 @@ func openPages(path string) (*pages, error) {
 	}
 	p.count = uint32(min((info.Size()+int64(p.size)-1)/int64(p.size), 1<<32-2))
 	if p.wal, err = os.Open(path + "-wal"); err == nil {
-		err = p.readLog()
+		var l *walLog
+		if l, err = readLog(p.wal, path+"-shm", p.size); err == nil {
+			p.size, p.frames, p.under, p.damaged = l.size, l.frames, l.under, l.damaged
+			if l.count > 0 {
+				p.count = l.count
+			}
+		}
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		p.close()
@@ -73,76 +81,23 @@ func pageSize(n uint32) int {
 	return int(n)
 }
 
-// readLog finds the frames of the log up to its last whole commit.
-func (p *pages) readLog() error {
-	header := make([]byte, 32)
-	if _, err := io.ReadFull(p.wal, header); err != nil {
-		return ignoreShort(err)
-	}
-	magic := binary.BigEndian.Uint32(header)
-	if magic&^1 != 0x377f0682 {
-		return nil
-	}
-	var order binary.ByteOrder = binary.LittleEndian
-	if magic&1 != 0 {
-		order = binary.BigEndian
-	}
-	size := pageSize(binary.BigEndian.Uint32(header[8:]))
-	salt := header[16:24]
-	var sum [2]uint32
-	logSum(&sum, header[:24], order)
-	if sum != [2]uint32{binary.BigEndian.Uint32(header[24:]), binary.BigEndian.Uint32(header[28:])} {
-		return nil
-	}
-	if size != p.size {
-		p.size = size // the header of the database is the broken one
-	}
-	frame := make([]byte, 24+size)
-	pending := map[uint32]int64{}
-	for at := int64(32); ; at += int64(len(frame)) {
-		if _, err := io.ReadFull(p.wal, frame); err != nil {
-			return ignoreShort(err)
-		}
-		logSum(&sum, frame[:8], order)
-		logSum(&sum, frame[24:], order)
-		stored := [2]uint32{binary.BigEndian.Uint32(frame[16:]), binary.BigEndian.Uint32(frame[20:])}
-		if !bytes.Equal(frame[8:16], salt) || sum != stored {
-			return nil
-		}
-		pending[binary.BigEndian.Uint32(frame)] = at + 24
-		if n := binary.BigEndian.Uint32(frame[4:]); n != 0 { // a commit
-			p.count = n
-			maps.Copy(p.frames, pending)
-			clear(pending)
-		}
-	}
-}
-
-func ignoreShort(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return nil
-	}
-	return err
-}
-
-// logSum continues the checksum of a write-ahead log.
-func logSum(s *[2]uint32, b []byte, order binary.ByteOrder) {
-	for ; len(b) >= 8; b = b[8:] {
-		s[0] += order.Uint32(b) + s[1]
-		s[1] += order.Uint32(b[4:]) + s[0]
-	}
-}
-
 // read fills buf, of one page, with page n.
 func (p *pages) read(n uint32, buf []byte) error {
 	if n == 0 || n > p.count {
 		return fmt.Errorf("page %d of %d", n, p.count)
 	}
-	if at, found := p.frames[n]; found {
-		_, err := p.wal.ReadAt(buf, at)
-		return err
+	return p.readAt(n, p.frames[n], buf)
+}
+
+// readAt reads the version of page n at an offset of the log; 0 is the one in the
+// database.
+func (p *pages) readAt(n uint32, at int64, buf []byte) error {
+	var err error
+	if at > 0 {
+		_, err = p.wal.ReadAt(buf, at)
+	} else {
+		_, err = p.db.ReadAt(buf, int64(n-1)*int64(p.size))
 	}
-	_, err := p.db.ReadAt(buf, int64(n-1)*int64(p.size))
 	return err
 }
 
@@ -170,41 +125,66 @@ func (p *pages) free() map[uint32]bool {
 	return free
 }
 
-// rows calls f for every row in the leaf pages, and in the interior pages of indexes. Rows of one table are not told from
-// those of another. rowid is 0 and inIndex true for a row of an index or of a table
-// without rowids.
+// rows calls f for every row in the leaf pages, and in the interior pages of indexes.
+// Rows of one table are not told from those of another. rowid is 0 and inIndex true
+// for a row of an index or of a table without rowids. Of a page in a damaged frame
+// the version before is read as well, without rows of an index: they would tell of
+// messages that have long been completed.
 func (p *pages) rows(f func(rowid int64, record []byte, inIndex bool) error) error {
 	free := p.free()
 	buf := make([]byte, p.size)
 	for n := uint32(1); n <= p.count; n++ {
-		if free[n] || p.read(n, buf) != nil {
+		if free[n] {
 			continue
 		}
-		header := 0
-		if n == 1 {
-			header = headerBytes
-		}
-		kind := buf[header]
-		if kind != leafTable && kind != leafIndex && kind != innerIndex {
-			continue
-		}
-		cells := int(binary.BigEndian.Uint16(buf[header+3:]))
-		pointers, child := buf[header+8:], 0
-		if kind == innerIndex { // its header and each of its cells name a child page, in 4 bytes
-			pointers, child = buf[header+12:], 4
-		}
-		if 2*cells > len(pointers) {
-			continue
-		}
-		inIndex := kind != leafTable
-		for i := range cells {
-			rowid, record, ok := p.cell(buf, int(binary.BigEndian.Uint16(pointers[2*i:]))+child, inIndex)
-			if !ok {
-				continue
-			}
-			if err := f(rowid, record, inIndex); err != nil {
+		if p.read(n, buf) == nil {
+			if err := p.rowsOf(n, buf, f); err != nil {
 				return err
 			}
+		}
+		at, damaged := p.under[n]
+		if !damaged || p.readAt(n, at, buf) != nil {
+			continue
+		}
+		err := p.rowsOf(n, buf, func(rowid int64, record []byte, inIndex bool) error {
+			if inIndex {
+				return nil
+			}
+			return f(rowid, record, inIndex)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowsOf calls f for every row in one version of page n.
+func (p *pages) rowsOf(n uint32, page []byte, f func(rowid int64, record []byte, inIndex bool) error) error {
+	header := 0
+	if n == 1 {
+		header = headerBytes
+	}
+	kind := page[header]
+	if kind != leafTable && kind != leafIndex && kind != innerIndex {
+		return nil
+	}
+	cells := int(binary.BigEndian.Uint16(page[header+3:]))
+	pointers, child := page[header+8:], 0
+	if kind == innerIndex { // its header and each of its cells name a child page, in 4 bytes
+		pointers, child = page[header+12:], 4
+	}
+	if 2*cells > len(pointers) {
+		return nil
+	}
+	inIndex := kind != leafTable
+	for i := range cells {
+		rowid, record, ok := p.cell(page, int(binary.BigEndian.Uint16(pointers[2*i:]))+child, inIndex)
+		if !ok {
+			continue
+		}
+		if err := f(rowid, record, inIndex); err != nil {
+			return err
 		}
 	}
 	return nil

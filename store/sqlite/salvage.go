@@ -85,7 +85,14 @@ func (d *database) copyReadable(cause error) (*gobridge.Salvage, error) {
 	if err := c.Exec("BEGIN"); err != nil {
 		return nil, err
 	}
-	x := &salvager{db: d, to: c, report: report, waiting: map[int64]waiting{}, partitions: map[string]int64{}}
+	// Before SQLite opens the file, and writes into the shared memory how much of the
+	// log it can read.
+	pages, err := openPages(d.path)
+	if err != nil {
+		return nil, err
+	}
+	defer pages.close()
+	x := &salvager{db: d, from: pages, to: c, report: report, waiting: map[int64]waiting{}, partitions: map[string]int64{}}
 	for _, step := range []func() error{x.tables, x.messages, x.finish} {
 		if err := step(); err != nil {
 			return nil, err
@@ -149,6 +156,7 @@ func removeDatabase(path string) error {
 // salvager copies what can be read of a damaged database to a new one.
 type salvager struct {
 	db     *database
+	from   *pages
 	to     *conn
 	report *gobridge.Salvage
 
@@ -243,13 +251,8 @@ func ignoreDamage(err error) error {
 // messages copies records and dead letters, page by page. First come the rows of the
 // table outbox: they tell what there has to be.
 func (x *salvager) messages() error {
-	p, err := openPages(x.db.path)
-	if err != nil {
-		return err
-	}
-	defer p.close()
 	var buf []column
-	err = p.rows(func(_ int64, record []byte, inIndex bool) error {
+	err := x.from.rows(func(_ int64, record []byte, inIndex bool) error {
 		if !inIndex {
 			return nil
 		}
@@ -267,7 +270,7 @@ func (x *salvager) messages() error {
 	if err != nil {
 		return err
 	}
-	return p.rows(func(rowid int64, record []byte, inIndex bool) error {
+	return x.from.rows(func(rowid int64, record []byte, inIndex bool) error {
 		if inIndex {
 			return nil
 		}
