@@ -66,7 +66,7 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 	cfg := autopaho.ClientConfig{
 		ServerUrls:           s.brokers,
 		KeepAlive:            uint16(*s.set.KeepAlive),
-		ReconnectBackoff:     s.backoff.next,
+		ReconnectBackoff:     s.waitToConnect,
 		ConnectTimeout:       max(s.set.ConnectTimeout, s.set.ReconnectTimeout),
 		AttemptConnection:    s.attempt,
 		OnConnectionUp:       s.established,
@@ -87,6 +87,16 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 		cfg.WillMessage = &paho.WillMessage{Topic: w.Topic, Payload: []byte(w.Payload), QoS: byte(w.QoS), Retain: w.Retain}
 	}
 	return cfg
+}
+
+// waitToConnect is the library's ReconnectBackoff. It waits itself, because what the
+// library waits for cannot be woken; only after the end of the session does it leave
+// the waiting to the library, which is about to be told.
+func (s *session) waitToConnect(int) time.Duration {
+	if s.backoff.wait(s.stopping) {
+		return time.Hour
+	}
+	return 0
 }
 
 // connectPacket completes each CONNECT. The library would send Clean Start on the

@@ -54,6 +54,7 @@ type session struct {
 	backoff *backoff
 
 	wakeUp   chan struct{} // to Run, capacity 1
+	stopping chan struct{} // closed when the session ends: nobody waits to connect
 	tasks    sync.WaitGroup
 	failures repeated // of connecting
 	gate     gate
@@ -113,6 +114,8 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		gate:    newGate(),
 		carried: carriedOf(env),
 		wakeUp:  make(chan struct{}, 1),
+
+		stopping: make(chan struct{}),
 	}
 	s.backoff = s.carried.backoffOf(set)
 	for _, u := range brokers {
@@ -247,6 +250,7 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 		}
 		_ = c.Close()
 	}
+	close(s.stopping)
 	_ = cm.Disconnect(context.Background()) // waits; its only error is that of the context
 	s.tasks.Wait()
 	s.out.end()
