@@ -33,7 +33,8 @@ type backoff struct {
 	failures int           // attempts since the last stable connection
 	flaps    int           // connections in a row that did not become stable
 	floor    time.Duration // the next wait is at least this
-	atOnce   bool          // the next wait is zero
+	atOnce   bool          // the next wait is zero: something changed
+	skipped  bool          // the next wait is zero: the session wants to connect anew
 	woken    chan struct{} // ends the wait under way; capacity 1
 }
 
@@ -50,7 +51,7 @@ func (b *backoff) wait(stop <-chan struct{}) (stopped bool) {
 	case <-timer.C:
 	case <-b.woken:
 		b.mu.Lock()
-		b.atOnce, b.floor = false, 0
+		b.atOnce, b.skipped, b.floor = false, false, 0
 		b.mu.Unlock()
 	case <-stop:
 		return true
@@ -66,8 +67,8 @@ func (b *backoff) next() time.Duration {
 	case <-b.woken: // before this wait began: atOnce says the same
 	default:
 	}
-	if b.atOnce {
-		b.atOnce, b.floor = false, 0
+	if b.atOnce || b.skipped {
+		b.atOnce, b.skipped, b.floor = false, false, 0
 		return 0
 	}
 	bound := exponential(b.base, b.max, b.failures)
@@ -115,11 +116,20 @@ func (b *backoff) takenOver() {
 	b.floor = max(b.floor, min(takeoverWait, b.max))
 }
 
+// failed takes note of an attempt that did not end in a connection: what was to be
+// done at once has been done.
+func (b *backoff) failed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.skipped = false
+}
+
 // refused takes note of an answer that only a person can change: the wait is the
 // longest one at once.
 func (b *backoff) refused() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.skipped = false
 	b.floor = min(permanentWait, b.max)
 }
 
@@ -140,5 +150,5 @@ func (b *backoff) wake() {
 func (b *backoff) skip() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.atOnce = true
+	b.skipped = true
 }

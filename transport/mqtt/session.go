@@ -2,7 +2,6 @@ package mqtt
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -41,7 +40,8 @@ type session struct {
 	metrics *metric.Registry
 	durable bool
 	brokers []*url.URL
-	tls     *tls.Config
+	keyring *keyring
+	trying  *login // of the attempt under way; the library's goroutine that connects
 
 	in      *inbound
 	out     *outbound
@@ -118,13 +118,8 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		stopping: make(chan struct{}),
 	}
 	s.backoff = s.carried.backoffOf(set)
-	for _, u := range brokers {
-		if schemes[u.Scheme].secure {
-			if s.tls, err = buildTLS(&set.TLS); err != nil {
-				return nil, fmt.Errorf("session %s: %w", s.id, err)
-			}
-			break
-		}
+	if s.keyring, err = newKeyring(set, brokers, env.Credentials, s.log); err != nil {
+		return nil, fmt.Errorf("session %s: %w", s.id, err)
 	}
 	s.ledger.up, s.ledger.down = s.up, s.down
 
@@ -189,6 +184,7 @@ func (s *session) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("session %s: %w: %w", s.id, gobridge.ErrSessionUnrecoverable, err)
 	}
+	s.tasks.Go(func() { s.watchCredentials(ctx) })
 	s.work(ctx)
 	s.shutdown(cm)
 	return nil
