@@ -63,9 +63,16 @@ func startSession(t *testing.T, use *gobridge.SessionUse) *running {
 // startManaged is startSession with a managed subscription history.
 func startManaged(t *testing.T, use *gobridge.SessionUse, history gobridge.History) *running {
 	t.Helper()
+	return startIn(t, use, gobridge.Env{History: history})
+}
+
+// startIn is startSession with what else the engine gives.
+func startIn(t *testing.T, use *gobridge.SessionUse, env gobridge.Env) *running {
+	t.Helper()
 	check(use, func(path, what, _ string) { t.Errorf("check: %s: %s", path, what) })
 	metrics := metric.NewRegistry()
-	opened, err := openSession(use, gobridge.Env{Logger: testLogger(t), Metrics: metrics, History: history})
+	env.Logger, env.Metrics = testLogger(t), metrics
+	opened, err := openSession(use, env)
 	if err != nil {
 		t.Fatalf("open: %v", err)
 	}
