@@ -25,7 +25,6 @@ const (
 var notAvailable = map[string]string{
 	"deployment_mode clustered": "write deployment_mode: standalone",
 	"session_mode exclusive":    "write session_mode: persistent",
-	"credentials_uri":           "write options.session.username and password, from the environment as ${NAME}",
 	"lease":                     "remove the block",
 	"processors":                "remove them from the route",
 	"transport sqs":             "write transport: mqtt",

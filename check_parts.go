@@ -109,7 +109,7 @@ func (c *checker) checkSessions() {
 			c.unavailable(u.path+".session_mode", "session_mode exclusive")
 		}
 		if s.CredentialsURI != "" {
-			c.unavailable(u.path+".credentials_uri", "credentials_uri")
+			c.checkCredentials(u.path+".credentials_uri", s.CredentialsURI)
 		}
 		if s.Lease != *SetDefaults(new(LeaseSpec)) {
 			c.unavailable(u.path+".lease", "lease")
@@ -119,6 +119,28 @@ func (c *checker) checkSessions() {
 		}
 		c.checkTransport(u)
 	}
+}
+
+// checkCredentials checks the form of a credentials_uri. What it names is read when the
+// bridge runs.
+func (c *checker) checkCredentials(path, uri string) {
+	scheme, _, ok := strings.Cut(uri, "://")
+	if kind := c.kinds.Credential(scheme); ok && kind != nil {
+		if err := kind.Check(uri); err != nil {
+			c.fault(path, "this is no "+scheme+":// URI of a credential", err.Error())
+		}
+		return
+	}
+	known := make(map[string]bool)
+	for _, k := range c.kinds.Credentials {
+		known[k.Scheme+"://"] = true
+	}
+	if len(known) == 0 {
+		c.fault(path, "there is no source of credentials here", "write options.session.username and password")
+		return
+	}
+	// The text itself may be a secret that was put in the wrong place.
+	c.fault(path, "this names no source of credentials", "begin with one of "+names(known))
 }
 
 // deriveMode is the session mode where none is written (D.1).

@@ -49,6 +49,12 @@ func testKinds() *Kinds {
 		}, {Name: "bare"}},
 		DLQs:    []*DLQKind{{Name: "memory", Options: func() any { return new(testReceiver) }}, {Name: "disk"}},
 		Ledgers: []*LedgerKind{{Name: "memory"}},
+		Credentials: []*CredentialKind{{Scheme: "test", Check: func(uri string) error {
+			if uri == "test://wrong" {
+				return errors.New("write test://right")
+			}
+			return nil
+		}}},
 	}
 }
 
@@ -267,11 +273,17 @@ func TestCheckRefuses(t *testing.T) {
 			`sessions[0].session_mode: "durable" is not allowed (write one of ephemeral, persistent, exclusive)`,
 		}},
 		{"credentials and lease", func(s *Spec) {
-			s.Sessions[0].CredentialsURI = "env://X"
+			s.Sessions[0].CredentialsURI = "test://right"
 			s.Sessions[0].Lease.TTL = time.Minute
 		}, []string{
-			"sessions[0].credentials_uri: credentials_uri is not available in this version (write options.session.username and password, from the environment as ${NAME})",
 			"sessions[0].lease: lease is not available in this version (remove the block)",
+		}},
+		{"credentials of no source", func(s *Spec) {
+			s.Sessions[0].CredentialsURI = "hunter2"
+			s.Sessions[1].CredentialsURI = "test://wrong"
+		}, []string{
+			"sessions[0].credentials_uri: this names no source of credentials (begin with one of test://)",
+			"sessions[1].credentials_uri: this is no test:// URI of a credential (write test://right)",
 		}},
 		{"one client twice", func(s *Spec) {
 			s.Sessions[0].Options = &testSession{Broker: "A,B", Client: "me"}

@@ -48,7 +48,7 @@ type SessionSpec struct {
 	ID             string    `yaml:"id" doc:"name of the session" required:"true"`
 	Transport      string    `yaml:"transport" doc:"the technology" required:"true"`
 	Mode           string    `yaml:"session_mode" doc:"what the broker keeps while the bridge is away; exclusive is not available in this version" default:"persistent with a QoS 1 or 2 receiver, else ephemeral" derived:"true" enum:"ephemeral,persistent,exclusive"`
-	CredentialsURI string    `yaml:"credentials_uri" doc:"where the credentials come from; not available in this version"`
+	CredentialsURI string    `yaml:"credentials_uri" doc:"where the credentials come from: file:///path (watched) or env://PREFIX; what the options say themselves wins"`
 	Lease          LeaseSpec `yaml:"lease" doc:"ownership of an exclusive session; not available in this version"`
 	Options        any       `yaml:"options" doc:"options of the transport"`
 }

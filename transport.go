@@ -279,6 +279,16 @@ func (k *Kinds) Transport(name string) *Transport {
 	return nil
 }
 
+// Credential returns the kind of that scheme of credentials_uri, nil when there is none.
+func (k *Kinds) Credential(scheme string) *CredentialKind {
+	for _, c := range k.Credentials {
+		if c.Scheme == scheme {
+			return c
+		}
+	}
+	return nil
+}
+
 // StoreKind is the name and the options of one kind of store.
 type StoreKind struct {
 	Name    string

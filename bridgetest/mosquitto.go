@@ -200,6 +200,28 @@ func (m *Mosquitto) Pause() { m.signal(syscall.SIGSTOP) }
 // Resume lets a paused broker go on.
 func (m *Mosquitto) Resume() { m.signal(syscall.SIGCONT) }
 
+// SetUsers replaces the users of a broker that was started with some. A running one
+// reloads them at once and ends the connections whose password is not right any more.
+func (m *Mosquitto) SetUsers(users map[string]string) {
+	m.t.Helper()
+	m.cfg.Users = users
+	if err := m.writeUsers(); err != nil {
+		m.t.Fatalf("set the users of mosquitto on %s: %v", m.Addr(), err)
+	}
+	if m.Process() == nil {
+		return
+	}
+	const reloaded = "Reloading config."
+	before := strings.Count(m.Log(), reloaded)
+	m.signal(syscall.SIGHUP)
+	for deadline := time.Now().Add(10 * time.Second); strings.Count(m.Log(), reloaded) == before; {
+		if time.Now().After(deadline) {
+			m.t.Fatalf("mosquitto on %s did not reload its users", m.Addr())
+		}
+		time.Sleep(time.Millisecond) // its log is all that tells
+	}
+}
+
 func (m *Mosquitto) signal(sig os.Signal) {
 	m.t.Helper()
 	p := m.Process()
@@ -317,15 +339,8 @@ func (m *Mosquitto) writeConfig() error {
 		lines = append(lines, fmt.Sprintf("message_size_limit %d", cfg.MessageSizeLimit))
 	}
 	if len(cfg.Users) > 0 {
-		var users strings.Builder
-		for name, password := range cfg.Users {
-			hash, err := passwordHash(password)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(&users, "%s:%s\n", name, hash)
-		}
-		if err := m.addFile(&lines, "password_file", users.String()); err != nil {
+		lines = append(lines, "password_file "+m.usersFile())
+		if err := m.writeUsers(); err != nil {
 			return err
 		}
 	}
@@ -339,6 +354,20 @@ func (m *Mosquitto) writeConfig() error {
 		lines = append(append(lines, m.listener(m.wsPort)...), "protocol websockets")
 	}
 	return os.WriteFile(filepath.Join(m.dir, "mosquitto.conf"), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
+}
+
+func (m *Mosquitto) usersFile() string { return filepath.Join(m.dir, "password_file") }
+
+func (m *Mosquitto) writeUsers() error {
+	var users strings.Builder
+	for name, password := range m.cfg.Users {
+		hash, err := passwordHash(password)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&users, "%s:%s\n", name, hash)
+	}
+	return os.WriteFile(m.usersFile(), []byte(users.String()), 0o600)
 }
 
 // addFile writes the file behind a config key.

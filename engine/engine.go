@@ -38,6 +38,8 @@ type Engine struct {
 	ledger    gobridge.Ledger
 	outbox    gobridge.Outbox
 	history   gobridge.History
+	// credentials are the sources of the sessions that have a credentials_uri.
+	credentials []io.Closer
 
 	redriving sync.Map // ids of dead letters under way
 
@@ -168,7 +170,7 @@ func (e *Engine) dlqDepth() float64 {
 // openTimeout bounds the opening of all stores; a large outbox is read then.
 const openTimeout = time.Minute
 
-// handles lists the stores that are open.
+// handles lists the stores and sources of credentials that are open.
 func (e *Engine) handles() []io.Closer {
 	var all []io.Closer
 	if e.dlq != nil {
@@ -183,7 +185,7 @@ func (e *Engine) handles() []io.Closer {
 	if e.history != nil {
 		all = append(all, e.history)
 	}
-	return all
+	return append(all, e.credentials...)
 }
 
 // Stores returns the stores that live in files, one for each file.
@@ -218,6 +220,9 @@ func (e *Engine) build() error {
 			log:     log,
 			rebuilt: e.metrics.Counter(metric.SessionRebuilds, s.ID),
 		}
+		if err := e.openCredentials(sl); err != nil {
+			return fmt.Errorf("session %s: credentials_uri: %w", s.ID, err)
+		}
 		slots[s.ID] = sl
 		e.slots = append(e.slots, sl)
 	}
@@ -236,6 +241,23 @@ func (e *Engine) build() error {
 			return fmt.Errorf("open session %s: %w", s.use.Session.ID, err)
 		}
 	}
+	return nil
+}
+
+// openCredentials begins to watch the credential of a session.
+func (e *Engine) openCredentials(s *slot) error {
+	uri := s.use.Session.CredentialsURI
+	scheme, _, _ := strings.Cut(uri, "://")
+	kind := e.kinds.Credential(scheme)
+	if kind == nil {
+		return nil // none is named: the check knows the schemes
+	}
+	source, err := kind.Open(context.Background(), uri, s.env)
+	if err != nil {
+		return err
+	}
+	s.env.Credentials = source
+	e.credentials = append(e.credentials, source)
 	return nil
 }
 

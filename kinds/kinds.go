@@ -4,6 +4,7 @@ package kinds
 
 import (
 	"github.com/gobridge/gobridge"
+	"github.com/gobridge/gobridge/credential"
 	"github.com/gobridge/gobridge/store/memory"
 	"github.com/gobridge/gobridge/store/sqlite"
 	"github.com/gobridge/gobridge/transport/mqtt"
@@ -34,6 +35,10 @@ func All() *gobridge.Kinds {
 		Histories: []*gobridge.HistoryKind{
 			sqlite.HistoryKind(),
 			memory.HistoryKind(),
+		},
+		Credentials: []*gobridge.CredentialKind{
+			credential.FileKind(),
+			credential.EnvKind(),
 		},
 	}
 }

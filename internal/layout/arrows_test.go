@@ -61,6 +61,7 @@ var libraries = []library{
 	{"go.yaml.in/yaml", []string{"config/...", "cmd/...", "bench/..."}, true, "only config reads YAML; an opener gets its options decoded"},
 	{"github.com/invopop/jsonschema", []string{"config/..."}, true, "the schema is made where the config is defined"},
 	{"github.com/prometheus", []string{"admin/...", "bench/..."}, true, "parts count with package metric; only admin knows how that is exposed"},
+	{"github.com/fsnotify/fsnotify", []string{"credential/...", "cmd/..."}, false, "what changes on disk is watched where it is read"},
 	{"github.com/spf13/cobra", []string{"cmd/...", "bench/..."}, false, "commands are in cmd"},
 	{"github.com/HdrHistogram", []string{"bench/...", "cmd/...", "bridgetest/..."}, true, "percentiles are for measurements"},
 	{"github.com/google/go-cmp", []string{"bridgetest/..."}, true, "test library"},

@@ -33,20 +33,42 @@ type backoff struct {
 	failures int           // attempts since the last stable connection
 	flaps    int           // connections in a row that did not become stable
 	floor    time.Duration // the next wait is at least this
-	atOnce   bool          // the next wait is zero
+	atOnce   bool          // the next wait is zero: something changed
+	skipped  bool          // the next wait is zero: the session wants to connect anew
+	woken    chan struct{} // ends the wait under way; capacity 1
 }
 
 func newBackoff(base, longest time.Duration) *backoff {
-	return &backoff{base: base, max: max(base, longest), atOnce: true}
+	return &backoff{base: base, max: max(base, longest), atOnce: true, woken: make(chan struct{}, 1)}
 }
 
-// next returns the wait before the next attempt. It has the signature of
-// autopaho's ReconnectBackoff, whose attempt number is not used.
-func (b *backoff) next(int) time.Duration {
+// wait blocks until the next attempt is due, wake ends the wait, or stop is closed,
+// which it reports.
+func (b *backoff) wait(stop <-chan struct{}) (stopped bool) {
+	timer := time.NewTimer(b.next())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-b.woken:
+		b.mu.Lock()
+		b.atOnce, b.skipped, b.floor = false, false, 0
+		b.mu.Unlock()
+	case <-stop:
+		return true
+	}
+	return false
+}
+
+// next returns the wait before the next attempt.
+func (b *backoff) next() time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.atOnce {
-		b.atOnce = false
+	select {
+	case <-b.woken: // before this wait began: atOnce says the same
+	default:
+	}
+	if b.atOnce || b.skipped {
+		b.atOnce, b.skipped, b.floor = false, false, 0
 		return 0
 	}
 	bound := exponential(b.base, b.max, b.failures)
@@ -94,12 +116,33 @@ func (b *backoff) takenOver() {
 	b.floor = max(b.floor, min(takeoverWait, b.max))
 }
 
+// failed takes note of an attempt that did not end in a connection: what was to be
+// done at once has been done.
+func (b *backoff) failed() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.skipped = false
+}
+
 // refused takes note of an answer that only a person can change: the wait is the
 // longest one at once.
 func (b *backoff) refused() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.skipped = false
 	b.floor = min(permanentWait, b.max)
+}
+
+// wake ends the wait under way: what the waiting was for may have changed. Without
+// one the next attempt is immediate.
+func (b *backoff) wake() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.atOnce = true
+	select {
+	case b.woken <- struct{}{}:
+	default: // it is awake
+	}
 }
 
 // skip makes the next attempt immediate: the reconnect is the session's own
@@ -107,5 +150,5 @@ func (b *backoff) refused() {
 func (b *backoff) skip() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.atOnce = true
+	b.skipped = true
 }

@@ -8,7 +8,7 @@ import (
 
 func TestBackoffGrowsUntilAConnectionIsStable(t *testing.T) {
 	b := newBackoff(time.Second, 10*time.Second)
-	if wait := b.next(0); wait != 0 {
+	if wait := b.next(); wait != 0 {
 		t.Errorf("first attempt after %s, want at once", wait)
 	}
 	bounds := []time.Duration{1, 2, 4, 8, 10, 10}
@@ -17,12 +17,12 @@ func TestBackoffGrowsUntilAConnectionIsStable(t *testing.T) {
 		if i%2 == 1 {
 			b.lost(stableAfter-1, false) // a short connection does not start it anew
 		}
-		if wait := b.next(0); wait <= 0 || wait > bound {
+		if wait := b.next(); wait <= 0 || wait > bound {
 			t.Errorf("wait %d is %s, want at most %s", i, wait, bound)
 		}
 	}
 	b.lost(stableAfter, true)
-	if wait := b.next(0); wait > time.Second {
+	if wait := b.next(); wait > time.Second {
 		t.Errorf("wait after a stable connection is %s, want at most 1s", wait)
 	}
 }
@@ -31,8 +31,8 @@ func TestBackoffHasFullJitter(t *testing.T) {
 	low, high := 0, 0
 	for range 200 {
 		b := newBackoff(time.Second, time.Second)
-		b.next(0)
-		if b.next(0) < time.Second/2 {
+		b.next()
+		if b.next() < time.Second/2 {
 			low++
 		} else {
 			high++
@@ -45,34 +45,71 @@ func TestBackoffHasFullJitter(t *testing.T) {
 
 func TestBackoffFloors(t *testing.T) {
 	b := newBackoff(time.Millisecond, time.Minute)
-	b.next(0)
+	b.next()
 	b.takenOver()
-	if wait := b.next(0); wait < takeoverWait {
+	if wait := b.next(); wait < takeoverWait {
 		t.Errorf("wait after a takeover %s", wait)
 	}
-	if wait := b.next(0); wait >= takeoverWait {
+	if wait := b.next(); wait >= takeoverWait {
 		t.Errorf("the floor stayed: %s", wait)
 	}
 	b.refused()
-	if wait := b.next(0); wait != time.Minute {
+	if wait := b.next(); wait != time.Minute {
 		t.Errorf("wait after a refusal %s, want the longest one", wait)
 	}
 	long := newBackoff(time.Millisecond, time.Hour)
-	long.next(0)
+	long.next()
 	long.refused()
-	if wait := long.next(0); wait < permanentWait {
+	if wait := long.next(); wait < permanentWait {
 		t.Errorf("wait after a refusal %s, want at least %s", wait, permanentWait)
 	}
 	b.skip()
-	if wait := b.next(0); wait != 0 {
+	if wait := b.next(); wait != 0 {
 		t.Errorf("wait of a wanted reconnect %s", wait)
 	}
 	short := newBackoff(time.Millisecond, time.Second)
-	short.next(0)
+	short.next()
 	short.takenOver()
-	if wait := short.next(0); wait != time.Second {
+	if wait := short.next(); wait != time.Second {
 		t.Errorf("takeover with a short reconnect_max_delay waits %s, want 1s", wait)
 	}
+}
+
+func TestWakeEndsTheWaitUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackoff(time.Hour, time.Hour)
+		stop := make(chan struct{})
+		took := func() time.Duration {
+			began := time.Now()
+			if b.wait(stop) {
+				t.Error("stopped")
+			}
+			return time.Since(began)
+		}
+		if d := took(); d != 0 {
+			t.Errorf("first attempt after %s", d)
+		}
+		b.refused()
+		time.AfterFunc(time.Second, b.wake)
+		if d := took(); d != time.Second {
+			t.Errorf("woken after %s, want 1s", d)
+		}
+		if d := took(); d == 0 {
+			t.Error("one wake ended two waits")
+		}
+		b.wake() // nobody waits
+		b.refused()
+		if d := took(); d != 0 {
+			t.Errorf("wait after a wake %s, want none", d)
+		}
+		if d := b.next(); d == time.Hour {
+			t.Error("what was refused before the wake still counts")
+		}
+		close(stop)
+		if !b.wait(stop) {
+			t.Error("not stopped")
+		}
+	})
 }
 
 func TestThreeFlapsAreTakenForATakeover(t *testing.T) {

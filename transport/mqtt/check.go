@@ -179,17 +179,21 @@ func (c *useCheck) plainURL() string {
 }
 
 func (c *useCheck) credentials() {
-	if c.s.Username == "" && !c.s.Password.IsSet() || c.s.AllowPlaintextCredentials {
+	plain := c.plainURL()
+	if plain == "" || c.s.AllowPlaintextCredentials {
 		return
 	}
-	key := "password"
-	if !c.s.Password.IsSet() {
-		key = "username"
+	path := "credentials_uri"
+	switch {
+	case c.s.Password.IsSet():
+		path = "options.session.password"
+	case c.s.Username != "":
+		path = "options.session.username"
+	case c.Session.CredentialsURI == "":
+		return
 	}
-	if plain := c.plainURL(); plain != "" {
-		c.fault(key, "the credentials would travel in clear text to "+plain,
-			"use tls:// or wss://, or permit it with allow_plaintext_credentials: true")
-	}
+	c.report(path, "the credentials would travel in clear text to "+plain,
+		"use tls:// or wss://, or permit it with allow_plaintext_credentials: true")
 }
 
 func (c *useCheck) tls() {
@@ -418,7 +422,7 @@ func warn(use *gobridge.SessionUse, report gobridge.Report) {
 				"write session_mode: persistent where every message counts")
 		}
 	}
-	if s.AllowPlaintextCredentials && (s.Username != "" || s.Password.IsSet()) {
+	if s.AllowPlaintextCredentials && (s.Username != "" || s.Password.IsSet() || use.Session.CredentialsURI != "") {
 		if plain := c.plainURL(); plain != "" {
 			report("options.session.allow_plaintext_credentials", "the credentials travel in clear text to "+plain, "use tls:// or wss://")
 		}

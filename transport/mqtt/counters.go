@@ -25,6 +25,7 @@ type counters struct {
 	resumeLost              *metric.Counter
 	takeover                metric.CounterSet
 	reconnects              *metric.Counter
+	rotations               *metric.Counter
 	connectFailures         metric.CounterBy
 	publishFailures         metric.CounterBy
 	publishLatency          *metric.Histogram
@@ -48,6 +49,7 @@ func newCounters(r *metric.Registry, session string) *counters {
 		resumeLost:              r.Counter(metric.MQTTSessionResumeLost, session),
 		takeover:                r.CounterSet(metric.MQTTSessionTakeover, session),
 		reconnects:              r.Counter(metric.MQTTReconnects, session),
+		rotations:               r.Counter(metric.CredentialRotations, session),
 		connectFailures:         r.CounterBy(metric.MQTTConnectFailures, session),
 		publishFailures:         r.CounterBy(metric.MQTTPublishFailures, session),
 		publishLatency:          r.Histogram(metric.MQTTPublishLatency, session),

@@ -64,7 +64,7 @@ func dialURL(ctx context.Context, u *url.URL, cfg *tls.Config) (net.Conn, error)
 	secured := tls.Client(nc, cfg)
 	if err := secured.HandshakeContext(ctx); err != nil {
 		nc.Close()
-		return nil, fmt.Errorf("tls handshake with %s: %w", address, err)
+		return nil, &handshakeError{address, err}
 	}
 	return secured, nil
 }

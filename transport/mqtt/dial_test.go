@@ -19,6 +19,7 @@ import (
 
 	"github.com/gorilla/websocket"
 
+	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/transport/mqtt/wire"
 )
 
@@ -136,7 +137,7 @@ func TestDialTLS(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			address := serve(t, tt.server, echo)
-			cfg, err := buildTLS(&tt.client)
+			cfg, err := buildTLS(&tt.client, gobridge.Credential{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -218,7 +219,7 @@ func TestDialWebsocket(t *testing.T) {
 				server.TLS = a.serverConfig("127.0.0.1")
 				server.StartTLS()
 				var err error
-				if cfg, err = buildTLS(&TLSSettings{CACertFile: a.file}); err != nil {
+				if cfg, err = buildTLS(&TLSSettings{CACertFile: a.file}, gobridge.Credential{}); err != nil {
 					t.Fatal(err)
 				}
 			} else {
@@ -266,7 +267,7 @@ func TestDialWebsocketFailures(t *testing.T) {
 
 func TestDialCarriesAGuardConnOverWebsocketAndTLS(t *testing.T) {
 	a := newAuthority(t, "ca")
-	cfg, err := buildTLS(&TLSSettings{CACertFile: a.file})
+	cfg, err := buildTLS(&TLSSettings{CACertFile: a.file}, gobridge.Credential{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +312,7 @@ func TestDialCarriesAGuardConnOverWebsocketAndTLS(t *testing.T) {
 
 func TestGuardConnCloseDoesNotWaitForATLSPeerThatDoesNotRead(t *testing.T) {
 	a := newAuthority(t, "ca")
-	cfg, err := buildTLS(&TLSSettings{CACertFile: a.file})
+	cfg, err := buildTLS(&TLSSettings{CACertFile: a.file}, gobridge.Credential{})
 	if err != nil {
 		t.Fatal(err)
 	}

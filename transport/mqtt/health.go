@@ -62,6 +62,9 @@ func (s *session) Health() gobridge.SessionHealth {
 			h.SubscriptionsActive++
 		}
 	}
+	if h.LastError == "" {
+		h.LastError = s.keyring.complaint()
+	}
 	h.State, h.ServiceLevel, h.Reasons = s.verdict(in)
 	return h
 }
@@ -79,7 +82,11 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 		} else if s.lastError != "" {
 			reason += ": " + s.lastError
 		}
-		return "connecting", gobridge.LevelNone, []string{reason}
+		reasons = append(reasons, reason)
+		if fault := s.keyring.complaint(); fault != "" {
+			reasons = append(reasons, fault)
+		}
+		return "connecting", gobridge.LevelNone, reasons
 	}
 	state, level = "ready", gobridge.LevelFull
 	if in.paused {

@@ -26,6 +26,7 @@ import (
 type linkConn struct {
 	*guardConn
 	broker string
+	login  *login // that it was opened with
 
 	mu    sync.Mutex
 	cause error
@@ -66,15 +67,13 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 	cfg := autopaho.ClientConfig{
 		ServerUrls:           s.brokers,
 		KeepAlive:            uint16(*s.set.KeepAlive),
-		ReconnectBackoff:     s.backoff.next,
+		ReconnectBackoff:     s.waitToConnect,
 		ConnectTimeout:       max(s.set.ConnectTimeout, s.set.ReconnectTimeout),
 		AttemptConnection:    s.attempt,
 		OnConnectionUp:       s.established,
 		OnConnectionDown:     s.mayReconnect,
 		OnConnectError:       s.connectFailed,
 		ConnectPacketBuilder: s.connectPacket,
-		ConnectUsername:      s.set.Username,
-		ConnectPassword:      []byte(s.set.Password.Reveal()),
 		ClientConfig: paho.ClientConfig{
 			ClientID:    s.set.ClientID,
 			Session:     &s.ledger,
@@ -89,9 +88,27 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 	return cfg
 }
 
+// waitToConnect is the library's ReconnectBackoff. It waits itself, because what the
+// library waits for cannot be woken; only after the end of the session does it leave
+// the waiting to the library, which is about to be told.
+func (s *session) waitToConnect(int) time.Duration {
+	if s.backoff.wait(s.stopping) {
+		return time.Hour
+	}
+	return 0
+}
+
 // connectPacket completes each CONNECT. The library would send Clean Start on the
-// first connect alone; an ephemeral session needs it on every one.
+// first connect alone; an ephemeral session needs it on every one. The credential is
+// the latest one each time. The library calls attempt next.
 func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, error) {
+	l, err := s.keyring.next()
+	if err != nil {
+		return nil, err
+	}
+	s.trying = l
+	cp.Username, cp.UsernameFlag = l.username, l.username != ""
+	cp.Password, cp.PasswordFlag = []byte(l.password.Reveal()), l.password.IsSet()
 	cp.CleanStart = !s.durable
 	window, packet := uint16(s.set.ReceiveMaximum), uint32(s.set.MaxPacketBytes())
 	cp.Properties = &paho.ConnectProperties{
@@ -116,7 +133,7 @@ func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.U
 	}
 	s.mu.Unlock()
 	deadline := time.Now().Add(bound)
-	nc, err := dial(ctx, u, s.tls, bound)
+	nc, err := dial(ctx, u, s.trying.tls, bound)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +142,7 @@ func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.U
 		return nil, err
 	}
 	c := newGuardConn(nc, s, guardOptions{MaxPacket: uint32(s.set.MaxPacketBytes()), Logger: s.log})
-	return &linkConn{guardConn: c, broker: brokerName(u)}, nil
+	return &linkConn{guardConn: c, broker: brokerName(u), login: s.trying}, nil
 }
 
 // connectFailed is called after each attempt that did not end in a connection.
@@ -140,7 +157,15 @@ func (s *session) connectFailed(err error) {
 	switch mapped.Code {
 	case gobridge.CodeNotAuthorized, gobridge.CodeForbidden, gobridge.CodeInvalidConfig, gobridge.CodeVersionMismatch:
 		permanent = true // only a person can change that
+	}
+	switch {
+	case s.keyring.refused(s.trying, mapped):
+		s.backoff.skip() // the previous one is worth a try
+		permanent = false
+	case permanent:
 		s.backoff.refused()
+	default:
+		s.backoff.failed()
 	}
 	s.mu.Lock()
 	s.lastError = mapped.Error()
@@ -181,6 +206,7 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	s.lossOpen = s.lossOpen && !resumeLost || !reconnect && !ca.SessionPresent
 	s.mu.Unlock()
 	s.failures.forget()
+	s.loggedIn(c.login)
 	s.log.Info("connected", "broker", c.broker, "session_present", ca.SessionPresent)
 	if reconnect {
 		s.count.reconnects.Inc()

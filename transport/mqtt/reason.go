@@ -1,7 +1,6 @@
 package mqtt
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -144,6 +143,9 @@ func MapError(err error) *gobridge.Error {
 		}
 		err = refused.Err // accepted, and failed in the library afterwards
 	}
+	if fault := tlsFault(err); fault != nil {
+		return fault
+	}
 	_, malformed := errors.AsType[*wire.MalformedError](err)
 	_, oversize := errors.AsType[*oversizeError](err)
 	switch {
@@ -162,12 +164,6 @@ func MapError(err error) *gobridge.Error {
 	}
 	if limit, ok := errors.AsType[*wire.LimitError](err); ok {
 		return &gobridge.Error{Code: gobridge.CodePayloadTooLarge, Class: gobridge.ClassRejected, Err: limit}
-	}
-	if _, verify := errors.AsType[*tls.CertificateVerificationError](err); verify {
-		return &gobridge.Error{
-			Code: gobridge.CodeUnavailable, Outage: dialled, Err: err,
-			Hint: "check tls.ca_cert_file and tls.server_name against the broker's certificate",
-		}
 	}
 	if network, ok := errors.AsType[net.Error](err); ok {
 		if network.Timeout() {

@@ -63,15 +63,19 @@ func startSession(t *testing.T, use *gobridge.SessionUse) *running {
 // startManaged is startSession with a managed subscription history.
 func startManaged(t *testing.T, use *gobridge.SessionUse, history gobridge.History) *running {
 	t.Helper()
-	return startWith(t, use, gobridge.Env{Logger: testLogger(t), History: history})
+	return startWith(t, use, gobridge.Env{History: history})
 }
 
-// startWith is startSession with an environment of the test's own.
+// startWith is startSession with what else the engine gives. The logger defaults to
+// that of the test.
 func startWith(t *testing.T, use *gobridge.SessionUse, env gobridge.Env) *running {
 	t.Helper()
 	check(use, func(path, what, _ string) { t.Errorf("check: %s: %s", path, what) })
 	metrics := metric.NewRegistry()
 	env.Metrics = metrics
+	if env.Logger == nil {
+		env.Logger = testLogger(t)
+	}
 	opened, err := openSession(use, env)
 	if err != nil {
 		t.Fatalf("open: %v", err)

@@ -2,7 +2,6 @@ package mqtt
 
 import (
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -43,7 +42,8 @@ type session struct {
 	durable bool
 	sharing bool // it has a $share filter
 	brokers []*url.URL
-	tls     *tls.Config
+	keyring *keyring
+	trying  *login // of the attempt under way; the library's goroutine that connects
 
 	in      *inbound
 	out     *outbound
@@ -56,6 +56,7 @@ type session struct {
 	backoff *backoff
 
 	wakeUp   chan struct{} // to Run, capacity 1
+	stopping chan struct{} // closed when the session ends: nobody waits to connect
 	tasks    sync.WaitGroup
 	failures repeated // of connecting
 	gate     gate
@@ -117,15 +118,12 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		gate:    newGate(),
 		carried: carriedOf(env),
 		wakeUp:  make(chan struct{}, 1),
+
+		stopping: make(chan struct{}),
 	}
 	s.backoff = s.carried.backoffOf(set)
-	for _, u := range brokers {
-		if schemes[u.Scheme].secure {
-			if s.tls, err = buildTLS(&set.TLS); err != nil {
-				return nil, fmt.Errorf("session %s: %w", s.id, err)
-			}
-			break
-		}
+	if s.keyring, err = newKeyring(set, brokers, env.Credentials, s.log); err != nil {
+		return nil, fmt.Errorf("session %s: %w", s.id, err)
 	}
 	s.ledger.up, s.ledger.down = s.up, s.down
 
@@ -190,6 +188,7 @@ func (s *session) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("session %s: %w: %w", s.id, gobridge.ErrSessionUnrecoverable, err)
 	}
+	s.tasks.Go(func() { s.watchCredentials(ctx) })
 	s.work(ctx)
 	s.shutdown(cm)
 	return nil
@@ -251,6 +250,7 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 		}
 		_ = c.Close()
 	}
+	close(s.stopping)
 	_ = cm.Disconnect(context.Background()) // waits; its only error is that of the context
 	s.tasks.Wait()
 	s.out.end()

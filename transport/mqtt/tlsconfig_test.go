@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gobridge/gobridge"
 )
 
 // authority is a certificate authority made for one test.
@@ -127,7 +129,7 @@ func TestBuildTLSNamesOptionAndFileOfEveryFault(t *testing.T) {
 		{"all at once", TLSSettings{MinVersion: "x", CACertFile: missing, CertFile: cert}, []string{"tls.min_version", "tls.ca_cert_file", "tls.key_file"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			_, err := buildTLS(&tt.s)
+			_, err := buildTLS(&tt.s, gobridge.Credential{})
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -146,7 +148,7 @@ func TestBuildTLSTakesEverySetting(t *testing.T) {
 	cfg, err := buildTLS(&TLSSettings{
 		CACertFile: a.file, CertFile: cert, KeyFile: key, ServerName: "broker", ALPN: []string{"mqtt"},
 		MinVersion: "1.3", InsecureSkipVerify: true,
-	})
+	}, gobridge.Credential{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +156,7 @@ func TestBuildTLSTakesEverySetting(t *testing.T) {
 		cfg.MinVersion != tls.VersionTLS13 || !cfg.InsecureSkipVerify {
 		t.Errorf("got %+v", cfg)
 	}
-	cfg, err = buildTLS(&TLSSettings{MinVersion: "1.2"})
+	cfg, err = buildTLS(&TLSSettings{MinVersion: "1.2"}, gobridge.Credential{})
 	if err != nil {
 		t.Fatal(err)
 	}
