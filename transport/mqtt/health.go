@@ -89,7 +89,7 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 		reasons = append(reasons, "reading is paused: the ingress memory budget is spent")
 	}
 	if recovering != recoveryIdle && recovering != recoveryClosed {
-		level = gobridge.LevelSubscribed
+		state, level = "recovering", gobridge.LevelSubscribed
 		reasons = append(reasons, "deliveries wait for the broker to send them again: recovery is "+recovering.String())
 	}
 	if s.converged {

@@ -29,7 +29,8 @@ type recoveryWitness struct {
 	closed     bool
 }
 
-// observe checks the rules for one step and returns what is remembered after it.
+// observe checks the rules (docs/rules.md) for one step and returns what is remembered
+// after it.
 //
 //	R1  Nothing happens after close; it is never a failure.
 //	R2  An instance dies once and stays dead; it then asks for nothing but the disconnect

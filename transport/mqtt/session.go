@@ -214,6 +214,7 @@ func (s *session) work(ctx context.Context, dead <-chan struct{}) {
 			if s.out.expire() {
 				s.recycle("a publish was not answered in time")
 			}
+			s.out.flush()
 			s.out.deliver()
 		case <-s.in.timer.C:
 			s.in.expireUnmatched()
