@@ -3,7 +3,6 @@ package mqtt
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/gobridge/gobridge"
@@ -37,9 +36,6 @@ type status struct {
 	// whether there should have been one is the history's to say.
 	void     bool
 	lossOpen bool
-
-	recovery atomic.Bool // refused deliveries wait for a recycle
-	recycles atomic.Int64
 }
 
 // Health is part of gobridge.Session.
@@ -54,7 +50,7 @@ func (s *session) Health() gobridge.SessionHealth {
 		UnsettledCount:           in.unsettled,
 		OldestUnsettledAge:       in.oldest,
 		ReceiveWindowUtilization: float64(in.unsettled) / float64(s.in.window),
-		RecoveryRecycleCount:     int(s.recycles.Load()),
+		RecoveryRecycleCount:     s.carried.recycleCount(),
 		LastError:                s.lastError,
 	}
 	for i := range s.filters {
@@ -65,6 +61,9 @@ func (s *session) Health() gobridge.SessionHealth {
 	if h.LastError == "" {
 		h.LastError = s.keyring.complaint()
 	}
+	if err := s.recovery.failure(); err != nil {
+		h.LastError = err.Error()
+	}
 	h.State, h.ServiceLevel, h.Reasons = s.verdict(in)
 	return h
 }
@@ -72,7 +71,10 @@ func (s *session) Health() gobridge.SessionHealth {
 // verdict is the state in a word, the service level, and why it is not full.
 // Called with mu held.
 func (s *session) verdict(in inboundHealth) (state string, level gobridge.ServiceLevel, reasons []string) {
+	recovering := s.recovery.phase()
 	switch {
+	case recovering == recoveryFailed:
+		return "failed", gobridge.LevelNone, []string{s.recovery.failure().Error()}
 	case s.ended:
 		return "closed", gobridge.LevelNone, []string{"session is closed"}
 	case s.link == nil:
@@ -93,9 +95,9 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 		state, level = "paused", gobridge.LevelSubscribed
 		reasons = append(reasons, "reading is paused: the ingress memory budget is spent")
 	}
-	if s.recovery.Load() {
-		level = gobridge.LevelSubscribed
-		reasons = append(reasons, "refused deliveries wait for a reconnect")
+	if recovering != recoveryIdle && recovering != recoveryClosed {
+		state, level = "recovering", gobridge.LevelSubscribed
+		reasons = append(reasons, "deliveries wait for the broker to send them again: recovery is "+recovering.String())
 	}
 	if s.converged {
 		return state, level, reasons

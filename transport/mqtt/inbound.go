@@ -38,7 +38,7 @@ type delivery struct {
 	place   attachment
 	settled bool
 	dropped bool // acknowledged and dropped on receipt: it has no content
-	refused bool // the route will not have it: the broker must send it again
+	refused bool // given back: it stays unacknowledged, and the broker must send it again
 }
 
 var _ gobridge.Settler = (*delivery)(nil)
@@ -50,8 +50,16 @@ func (d *delivery) Ack() {
 	}
 }
 
-// Retry is not supported: MQTT has no way to give one message back.
-func (d *delivery) Retry(time.Duration, error) error { return gobridge.ErrNotSupported }
+// Retry leaves the delivery unacknowledged and asks for a recovery of the session,
+// because MQTT cannot give one message back: the broker sends it again over the next
+// connection, and it is then a new delivery. The wait is not observed; recoveries keep
+// a distance of their own. ErrNotSupported: the broker will not send it again.
+func (d *delivery) Retry(_ time.Duration, reason error) error {
+	if !d.Redeliverable {
+		return gobridge.ErrNotSupported
+	}
+	return d.in.giveBack(d, reason)
+}
 
 // Extend is not supported: MQTT has no deadline for a settlement.
 func (d *delivery) Extend(time.Time) error { return gobridge.ErrNotSupported }
@@ -76,6 +84,9 @@ type inbound struct {
 	mu      sync.Mutex
 	c       *guardConn // nil: not connected
 	stopped bool
+	// draining: the connection is about to be made anew. Nothing is offered to the
+	// route, and what comes from the broker is not looked at.
+	draining bool
 	// ring holds the QoS 1 and 2 deliveries of the connection, in order of receipt,
 	// from tail to head; its length is a power of two.
 	ring       []*delivery
@@ -115,10 +126,10 @@ func (in *inbound) connected(c *guardConn, present bool) {
 	if present {
 		return
 	}
-	for id, d := range in.detached {
-		delete(in.detached, id)
+	for _, d := range in.detached {
 		in.letGo(d)
 	}
+	clear(in.detached)
 	clear(in.recorded)
 }
 
@@ -193,7 +204,7 @@ func (in *inbound) attach(d *delivery) {
 // settle takes the settlement of a QoS 1 or 2 delivery.
 func (in *inbound) settle(d *delivery) {
 	in.mu.Lock()
-	if d.settled {
+	if d.settled || d.refused {
 		in.mu.Unlock()
 		return
 	}
@@ -209,6 +220,58 @@ func (in *inbound) settle(d *delivery) {
 	in.mu.Unlock()
 	if c != nil {
 		c.resume()
+	}
+}
+
+// giveBack takes the settlement of a QoS 1 or 2 delivery of a durable session by
+// Retry.
+func (in *inbound) giveBack(d *delivery, reason error) error {
+	in.mu.Lock()
+	if d.settled || d.refused {
+		in.mu.Unlock()
+		return nil
+	}
+	if err := in.recovery.failure(); err != nil {
+		in.mu.Unlock()
+		return err
+	}
+	if d.place == gone {
+		in.mu.Unlock()
+		return errGivenUpByBroker
+	}
+	in.leave(d, reason)
+	c := in.unpause()
+	in.mu.Unlock()
+	if c != nil {
+		c.resume()
+	}
+	return nil
+}
+
+// errGivenUpByBroker: the broker lost its session since, or gave the message up.
+var errGivenUpByBroker = &gobridge.Error{
+	Code: gobridge.CodeNotSupported, Class: gobridge.ClassPermanent,
+	Op: "the broker no longer has the message, so it cannot be asked for again",
+}
+
+// leave leaves a delivery to the broker: it is dispatched anew when the broker sends it
+// again, which takes another connection. Where the connection has gone already, the
+// next one is enough. Called with mu held.
+func (in *inbound) leave(d *delivery, reason error) {
+	if d.place == attached {
+		in.recovery.request(reason)
+	}
+	in.abandon(d)
+}
+
+// abandon ends the life of a delivery that stays unacknowledged. Called with mu held.
+func (in *inbound) abandon(d *delivery) {
+	d.refused = true
+	in.held -= d.size // nobody holds it any more
+	d.size = 0
+	if d.place == detached {
+		delete(in.detached, d.id)
+		d.place = gone
 	}
 }
 
@@ -278,6 +341,10 @@ func (in *inbound) publish(c *guardConn, p *wire.Publish) (pump bool, err error)
 		case known:
 			return false, nil
 		}
+	}
+	if in.draining {
+		in.count.stalePurged.Inc()
+		return false, nil
 	}
 	if class := in.violation(p); class != "" {
 		in.dropPoison(p, class)
@@ -379,7 +446,7 @@ func (in *inbound) discard(p *wire.Publish) {
 func (in *inbound) admit(c *guardConn, size int) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if c != in.c || in.stopped || !in.received || in.held == 0 || in.held+int64(size)+deliveryOverhead <= in.budget {
+	if c != in.c || in.stopped || in.draining || !in.received || in.held == 0 || in.held+int64(size)+deliveryOverhead <= in.budget {
 		return true
 	}
 	in.paused = true

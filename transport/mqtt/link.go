@@ -192,7 +192,9 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s.mu.Lock()
-	resumeLost := s.durable && s.connects > 0 && !ca.SessionPresent
+	known := s.carried.connect()
+	// The loss of what was void at the start has been reported.
+	resumeLost := s.durable && !ca.SessionPresent && (s.connects > 0 || known && !s.void)
 	s.connects++
 	reconnect := s.connects > 1
 	s.link, s.linkCtx, s.linkEnd = c, ctx, cancel
@@ -203,7 +205,8 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.forgetGrants()
 		s.void = true
 	}
-	s.lossOpen = s.lossOpen && !resumeLost || !reconnect && !ca.SessionPresent
+	s.lossOpen = s.lossOpen && !resumeLost || !known && !ca.SessionPresent
+	s.recovery.connack(s.connects, ca.SessionPresent)
 	s.mu.Unlock()
 	s.failures.forget()
 	s.loggedIn(c.login)
@@ -272,8 +275,11 @@ func limitsOf(ca *packets.Connack) serverLimits {
 // connection.
 func (s *session) established(cm *autopaho.ConnectionManager, ca *paho.Connack) {
 	s.mu.Lock()
-	ctx := s.linkCtx
+	ctx, epoch := s.linkCtx, s.connects
 	s.mu.Unlock()
+	if s.recovery.adopt(connection{ctx, cm, ca, epoch}) {
+		return
+	}
 	s.tasks.Go(func() { s.reconcile(ctx, cm, ca) })
 }
 
@@ -300,6 +306,7 @@ func (s *session) down(d *packets.Disconnect) {
 		s.lastError = cause.Error()
 	}
 	s.converged = false
+	s.recovery.event(recoverDisconnected, 0, cause)
 	s.linkEnd(cause)
 	s.mu.Unlock()
 	if said := faultyPacket(d); said || d == nil && !quiet {

@@ -95,6 +95,8 @@ type outbound struct {
 	confirm bool // some sender publishes with more than QoS 0, and on_qos_downgrade is fail
 	// wake asks for deliver to be called from a goroutine that holds no locks.
 	wake func()
+	// fence limits when a PUBLISH may be started; nil: always.
+	fence *gobridge.Fence
 	// timer fires when expire should be called.
 	timer *time.Timer
 
@@ -123,6 +125,7 @@ type outbound struct {
 	delivering bool
 	becomeOpen bool // call the notify functions once everything in done is delivered
 	notify     []func()
+	shut       bool // the fence let nothing pass; expire looks at it again
 
 	// struck holds the ids of messages that timed out once and were handed back; a
 	// second time on a fresh connection is charged (B3).
@@ -164,6 +167,9 @@ func (o *outbound) send(from *sender, m *gobridge.Outbound) error {
 	defer o.mu.Unlock()
 	if !o.ready || o.c == nil {
 		return gobridge.ErrNotConnected
+	}
+	if o.fence != nil && o.fenced(now) {
+		return gobridge.ErrLeaseLost
 	}
 	qos, retain := o.rules(from, m.Envelope)
 	if err := o.encode(m, qos, retain); err != nil {
@@ -302,6 +308,10 @@ func (o *outbound) allocate() uint16 {
 
 // fill transmits what waits, as far as the quota allows. Called with mu held.
 func (o *outbound) fill(now int64) {
+	if o.fence != nil && o.queue.len() > 0 && o.fenced(now) {
+		o.fenceOff()
+		return
+	}
 	for o.queue.len() > 0 && o.c != nil {
 		q := *o.queue.at(0)
 		var qos uint8

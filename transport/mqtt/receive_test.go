@@ -321,14 +321,13 @@ func TestRefusedDelivery(t *testing.T) {
 		r.receiveInto(t, to)
 		p, q := publish(1, 1, "refused"), publish(2, 1, "taken")
 		c.Send(p, q)
-		c.ExpectDisconnect()
-		c.ExpectClosed()
+		leaves(c)
 		c = fb.Accept()
 		c.Handshake(present())
 		c.Send(again(p), again(q))
-		got := to.wait(t, 2)
-		if want := []string{"taken", "refused"}; !slices.Equal(payloads(got), want) {
-			t.Fatalf("dispatched %v, want %v", payloads(got), want)
+		got := to.wait(t, 2) // the second one was taken before, or comes again like the first
+		if all := payloads(got); len(all) != 2 || !slices.Contains(all, "refused") || !slices.Contains(all, "taken") {
+			t.Fatalf("dispatched %v", all)
 		}
 		got[0].Ack()
 		got[1].Ack()
@@ -356,25 +355,43 @@ func TestRefusedDelivery(t *testing.T) {
 	})
 }
 
-func TestRetryIsNotSupported(t *testing.T) {
-	r, _, c := receiving(t, gobridge.ModePersistent)
-	to, _ := r.receive(t)
-	c.Send(publish(1, 1, "a"))
-	d := to.wait(t, 1)[0]
-	if err := d.Retry(0, nil); !errors.Is(err, gobridge.ErrNotSupported) {
-		t.Errorf("Retry: %v", err)
+func TestRetryWhereNothingComesAgainIsNotSupported(t *testing.T) {
+	tests := []struct {
+		name string
+		mode string
+		qos  byte
+	}{
+		{"QoS 0", gobridge.ModePersistent, 0},
+		{"ephemeral", gobridge.ModeEphemeral, 1},
+		{"ephemeral QoS 0", gobridge.ModeEphemeral, 0},
 	}
-	if err := d.Extend(time.Now()); !errors.Is(err, gobridge.ErrNotSupported) {
-		t.Errorf("Extend: %v", err)
-	}
-	if !d.Redeliverable {
-		t.Error("a QoS 1 delivery of a persistent session is not redeliverable")
-	}
-	d.Ack()
-	r.Receiver().Flush()
-	expectPuback(t, c, 1)
-	c.Send(publish(0, 0, "zero"))
-	if got := to.wait(t, 2); got[1].Redeliverable {
-		t.Error("a QoS 0 delivery is redeliverable")
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r, fb, c := receiving(t, tt.mode)
+			to, _ := r.receive(t)
+			c.Send(publish(uint16(tt.qos), tt.qos, "a"))
+			d := to.wait(t, 1)[0]
+			if d.Redeliverable {
+				t.Error("the delivery says that it comes again")
+			}
+			if err := d.Retry(0, nil); !errors.Is(err, gobridge.ErrNotSupported) {
+				t.Errorf("Retry: %v", err)
+			}
+			if err := d.Extend(time.Now()); !errors.Is(err, gobridge.ErrNotSupported) {
+				t.Errorf("Extend: %v", err)
+			}
+			if level := r.Health().ServiceLevel; level != gobridge.LevelFull {
+				t.Errorf("service level %s", level)
+			}
+			d.Ack() // it is still open
+			r.Receiver().Flush()
+			if tt.qos > 0 {
+				expectPuback(t, c, 1)
+			}
+			r.wantValue(t, 0, metric.MQTTSessionRecoveryRecycle)
+			if fb.Connections() != 1 {
+				t.Error("the session reconnected")
+			}
+		})
 	}
 }

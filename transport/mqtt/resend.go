@@ -153,7 +153,7 @@ func (o *outbound) lost(c *guardConn) {
 	if c != o.c {
 		return
 	}
-	o.c, o.ready, o.becomeOpen, o.sweeping = nil, false, false, false
+	o.c, o.ready, o.becomeOpen, o.sweeping, o.shut = nil, false, false, false, false
 	o.conn.Store(nil)
 	if !o.closed {
 		o.available.Store(gobridge.ErrNotConnected)
@@ -259,6 +259,13 @@ func (o *outbound) expire() (stalled bool) {
 	}
 	now := monotonic()
 	next := int64(math.MaxInt64)
+	if o.shut {
+		if next = now + int64(fenceCheck); !o.fenced(now) {
+			o.shut = false
+			o.becomeOpen = o.becomeOpen || o.available.Load() == gobridge.ErrLeaseLost
+			o.fill(now)
+		}
+	}
 	// decide returns whether the message ends now.
 	decide := func(m *gobridge.Outbound, from *sender, since int64, struck *bool) bool {
 		deadline := since + timeoutOf(m, from)
@@ -290,6 +297,9 @@ func (o *outbound) expire() (stalled bool) {
 	waits := func(q *queued) int64 { return max(q.at, o.progress) }
 	for i := range o.queue.len() {
 		q := o.queue.at(i)
+		if o.shut {
+			break // what is left waits for the fence, not for the broker
+		}
 		if decide(q.m, q.from, waits(q), &q.struck) {
 			ended = append(ended, *q)
 			q.m = nil
@@ -337,4 +347,35 @@ func (o *outbound) armFor(at int64) {
 func (o *outbound) disarm() {
 	o.wakeAt = 0
 	o.timer.Stop()
+}
+
+// fenceCheck is how often a fence that was found shut is looked at again.
+const fenceCheck = 100 * time.Millisecond
+
+// fenced reports whether the fence lets no PUBLISH be started: another process may own
+// the session (D5). Called with mu held.
+func (o *outbound) fenced(now int64) bool {
+	if o.fence.Open(started.Add(time.Duration(now))) {
+		return false
+	}
+	o.shut = true
+	if o.ready {
+		o.ready = false
+		o.available.Store(gobridge.ErrLeaseLost)
+	}
+	o.armFor(now + int64(fenceCheck))
+	return true
+}
+
+// fenceOff hands back what waits and was never sent. Open publishes of an earlier
+// connection keep their places. Called with mu held.
+func (o *outbound) fenceOff() {
+	o.queue.filter(func(q queued) bool {
+		if q.id != 0 {
+			return true
+		}
+		o.strike(q.m, q.struck)
+		o.finish(q.m, gobridge.ErrLeaseLost)
+		return false
+	})
 }

@@ -25,10 +25,8 @@ type router struct {
 	filters []string // without $share/<group>/
 	grace   time.Duration
 	// timer fires when the oldest unmatched delivery has waited for grace.
-	timer *time.Timer
-	// recycle asks for a reconnect that makes the broker send refused deliveries
-	// again.
-	recycle func()
+	timer    *time.Timer
+	recovery *recovery // makes the broker send again what was given back
 
 	emit      gobridge.Emit
 	received  bool // a receiver has been running
@@ -43,6 +41,7 @@ type router struct {
 	bytes     int64 // payload and metadata of the deliveries in queue
 	unmatched fifo[*delivery]
 	dropLog   repeated
+	refuseLog repeated
 }
 
 // route takes one message that keeps the limits. Called with mu held.
@@ -256,7 +255,7 @@ func (in *inbound) pump() {
 		return
 	}
 	in.pumping = true
-	for in.emit != nil && !in.full {
+	for in.emit != nil && !in.full && !in.draining && !in.stopped {
 		for in.queue.len() > 0 && in.offer.len() < offerBatch {
 			d := in.queue.pop()
 			in.unqueue(d)
@@ -287,23 +286,29 @@ func (in *inbound) pump() {
 	}
 	in.pumping = false
 	in.idle.Broadcast()
+	reader := in.unpause()
 	in.mu.Unlock()
+	if reader != nil {
+		reader.resume()
+	}
 }
 
 // refuse deals with a delivery that the route cannot work on. Called with mu
 // held.
 func (in *inbound) refuse(d *delivery, err error) {
+	times, log := in.refuseLog.allow(time.Now())
 	if d.Redeliverable && d.place != gone {
 		in.count.emitRejected[metric.EmitRecovering].Inc()
-		in.log.Warn("route refused a delivery: the broker is asked to send it again", "err", err)
-		d.refused = true
-		in.held -= d.size // the route does not hold it
-		d.size = 0
-		in.recycle()
+		if log {
+			in.log.Warn("route refused a delivery: the broker is asked to send it again", "err", err, "times", times)
+		}
+		in.leave(d, err)
 		return
 	}
 	in.count.emitRejected[metric.EmitLost].Inc()
-	in.log.Warn("route refused a delivery that nothing delivers again: it is lost", "err", err)
+	if log {
+		in.log.Warn("route refused a delivery that nothing delivers again: it is lost", "err", err, "times", times)
+	}
 	if d.qos > 0 {
 		d.settled = true
 		if d.place == attached {
@@ -314,14 +319,61 @@ func (in *inbound) refuse(d *delivery, err error) {
 	}
 }
 
+// hold stops the offering of deliveries and waits for the call of emit that is under
+// way; what waits in the router is dropped. QoS 1 and 2 stay unacknowledged, and the
+// broker sends them again over the next connection; QoS 0 is lost. Until release,
+// what the broker sends is treated alike.
+func (in *inbound) hold(ctx context.Context) error {
+	in.mu.Lock()
+	in.draining = true
+	if in.paused {
+		in.paused = false
+		in.c.resume() // to read what else the broker has to say
+	}
+	for in.pumping {
+		stop := context.AfterFunc(ctx, func() {
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			in.idle.Broadcast()
+		})
+		in.idle.Wait()
+		stop()
+		if in.pumping && ctx.Err() != nil {
+			in.mu.Unlock()
+			return context.Cause(ctx)
+		}
+	}
+	in.drop()
+	in.mu.Unlock()
+	return nil
+}
+
+// release ends hold: what the broker sends from now on is offered.
+func (in *inbound) release() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.draining, in.full = false, false
+}
+
+// drop empties the router. Called with mu held.
+func (in *inbound) drop() {
+	in.timer.Stop()
+	in.count.stalePurged.Add(uint64(in.waiting()))
+	for _, q := range []*fifo[*delivery]{&in.offer, &in.queue, &in.unmatched} {
+		for q.len() > 0 {
+			if d := q.pop(); d.qos > 0 && !d.settled {
+				in.abandon(d)
+			}
+		}
+	}
+	in.offered, in.zeros, in.bytes = 0, 0, 0
+}
+
 // purge drops what no route has taken, at the end of the session.
 func (in *inbound) purge() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.timer.Stop()
 	in.emit = nil
 	in.awaitIdle()
-	in.count.stalePurged.Add(uint64(in.waiting()))
-	in.queue, in.offer, in.unmatched = fifo[*delivery]{}, fifo[*delivery]{}, fifo[*delivery]{}
-	in.offered, in.zeros, in.bytes = 0, 0, 0
+	in.drop()
 }

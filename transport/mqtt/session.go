@@ -20,9 +20,6 @@ const (
 	// closeWait bounds the wait for the broker to close the connection after our
 	// DISCONNECT. Closing first could destroy what the broker has not read yet.
 	closeWait = 2 * time.Second
-	// recoverySpacing is the shortest time between two recycles for refused
-	// deliveries.
-	recoverySpacing = 30 * time.Second
 )
 
 // session is one MQTT session: a connection manager of the library, and the
@@ -30,8 +27,8 @@ const (
 //
 // Everything happens on the goroutine that reads the connection (packetHandler),
 // on those of the engine (Send, Ack), and on the one in Run, which owns the timers.
-// A reconcile has a goroutine of its own while it runs. Locks are never held over
-// a callback to the engine.
+// A reconcile has a goroutine of its own while it runs, and recoveries have one
+// (recover.go). Locks are never held over a callback to the engine.
 type session struct {
 	id      string
 	set     *SessionSettings
@@ -61,6 +58,10 @@ type session struct {
 	failures repeated // of connecting
 	gate     gate
 	carried  *carried
+
+	recovery *recovery
+	quiesce  func(context.Context) error // empties the route; nil: there is nothing to empty
+	spacing  time.Duration               // between recoveries
 
 	mu sync.Mutex
 	status
@@ -117,17 +118,22 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		serves:  use.Receiver != nil,
 		gate:    newGate(),
 		carried: carriedOf(env),
+		quiesce: env.Quiesce,
+		spacing: recoverySpacing,
 		wakeUp:  make(chan struct{}, 1),
 
 		stopping: make(chan struct{}),
 	}
 	s.backoff = s.carried.backoffOf(set)
+	s.recovery = newRecovery(s.log)
+	s.void = s.carried.isVoid()
 	if s.keyring, err = newKeyring(set, brokers, env.Credentials, s.log); err != nil {
 		return nil, fmt.Errorf("session %s: %w", s.id, err)
 	}
 	s.ledger.up, s.ledger.down = s.up, s.down
 
 	s.out = newOutbound(s.durable, s.log, s.count, s.wake)
+	s.out.fence = env.Fence
 	for _, spec := range use.Senders {
 		o := senderSettings(spec)
 		s.out.qos2 = s.out.qos2 || o.QoS == "2" || o.QoS == Preserve
@@ -139,7 +145,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 
 	s.in = newInbound(s.log, s.count)
 	s.in.window, s.in.budget, s.in.maxBody = set.ReceiveMaximum, set.RunningBudgetBytes(), int(set.MaxPayloadBytes)
-	s.in.durable, s.in.grace, s.in.recycle = s.durable, *set.UnmatchedGrace, s.requestRecovery
+	s.in.durable, s.in.grace, s.in.recovery = s.durable, *set.UnmatchedGrace, s.recovery
 	if use.Receiver != nil {
 		if env.History != nil && s.durable {
 			s.managed = &managed{store: env.History, key: gobridge.HistoryKey{SessionID: s.id, ClientID: set.ClientID}}
@@ -188,42 +194,38 @@ func (s *session) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("session %s: %w: %w", s.id, gobridge.ErrSessionUnrecoverable, err)
 	}
-	s.tasks.Go(func() { s.watchCredentials(ctx) })
-	s.work(ctx)
+	alive, end := context.WithCancel(ctx) // ends with the instance
+	defer end()
+	dead := make(chan struct{})
+	s.tasks.Go(func() { s.watchCredentials(alive) })
+	s.tasks.Go(func() { s.recoverUntil(alive, dead) })
+	s.work(ctx, dead)
+	end()
 	s.shutdown(cm)
+	if cause := s.recovery.failure(); cause != nil && ctx.Err() == nil {
+		return fmt.Errorf("session %s: %w", s.id, cause)
+	}
 	return nil
 }
 
-// work owns the timers until ctx ends.
-func (s *session) work(ctx context.Context) {
-	recovery := time.NewTimer(recoverySpacing)
-	recovery.Stop()
-	defer recovery.Stop()
-	var recovered time.Time
+// work owns the timers until ctx ends or the session is dead.
+func (s *session) work(ctx context.Context, dead <-chan struct{}) {
 	for {
 		select {
 		case <-ctx.Done():
+			return
+		case <-dead:
 			return
 		case <-s.out.timer.C:
 			if s.out.expire() {
 				s.recycle("a publish was not answered in time")
 			}
+			s.out.flush()
 			s.out.deliver()
 		case <-s.in.timer.C:
 			s.in.expireUnmatched()
-		case <-recovery.C:
-			s.wake()
 		case <-s.wakeUp:
 			s.out.deliver()
-			if !s.recoveryWanted() {
-				continue
-			}
-			if wait := time.Until(recovered.Add(recoverySpacing)); !recovered.IsZero() && wait > 0 {
-				recovery.Reset(wait)
-				continue
-			}
-			recovered = time.Now()
-			s.beginRecovery()
 		}
 	}
 }
@@ -235,6 +237,7 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 	s.closing = true
 	c := s.link
 	s.mu.Unlock()
+	s.recovery.event(recoverClose, 0, nil)
 	s.out.close()
 	s.in.stop()
 	if c != nil {
@@ -258,12 +261,17 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 	s.in.purge()
 	s.mu.Lock()
 	s.ended = true
+	s.carried.setVoid(s.void)
 	s.mu.Unlock()
 	s.log.Info("session closed")
 }
 
-// recycle makes the connection anew while the broker keeps the session.
+// recycle makes the connection anew while the broker keeps the session. During a
+// recovery, which does the same, it does nothing.
 func (s *session) recycle(why string) {
+	if s.recovery.owning() {
+		return
+	}
 	s.mu.Lock()
 	c := s.link
 	if c == nil || s.deliberate {
@@ -278,22 +286,6 @@ func (s *session) recycle(why string) {
 	c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, wire.ReasonSuccess) })
 	c.flush()
 	_ = c.Close() // the reader's error tells the library
-}
-
-// requestRecovery asks for a recycle that makes the broker send refused
-// deliveries again. Requests before it begins are one.
-func (s *session) requestRecovery() {
-	s.recovery.Store(true)
-	s.wake()
-}
-
-func (s *session) recoveryWanted() bool { return s.recovery.Load() }
-
-func (s *session) beginRecovery() {
-	s.recovery.Store(false)
-	s.count.recoveryRecycle.Inc()
-	s.recycles.Add(1)
-	s.recycle("the route refused a delivery")
 }
 
 // publish, ack, burstEnd, flushed and admit are the packetHandler of the

@@ -45,7 +45,7 @@ func TestOnlyTheFirstTakeoverIsAnError(t *testing.T) {
 // of a $share group with one client id. What was told outlives the instance.
 func TestTakeoverOfAShareMemberNamesTheReusedClientID(t *testing.T) {
 	t.Parallel()
-	carry, log := newCarried(), &lines{}
+	carry, log := newCarried(), &logText{}
 	for range 2 {
 		fb := bridgetest.NewFakeBroker(t)
 		use := testUse(fb.URL(), gobridge.ModePersistent, topics(1, "$share/g/a/#"), func(s *SessionSettings, _ *SenderSettings) {
@@ -75,19 +75,19 @@ func TestTakeoverOfAShareMemberNamesTheReusedClientID(t *testing.T) {
 	}
 }
 
-// lines is a log that tests read while it is written.
-type lines struct {
+// logText is a log that tests read while it is written.
+type logText struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *lines) Write(p []byte) (int, error) {
+func (l *logText) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *lines) String() string {
+func (l *logText) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
@@ -100,7 +100,7 @@ func (l *lines) String() string {
 func TestReusedClientIDDoesNotStormTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
-	log := &lines{}
+	log := &logText{}
 	member := func() *running {
 		defaults := NewSessionOptions().Session
 		return startWith(t, testUse(broker.URL(), gobridge.ModePersistent, topics(1, "$share/g/in/#"), func(s *SessionSettings, _ *SenderSettings) {
