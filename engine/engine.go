@@ -68,8 +68,8 @@ func (e *UnsettledError) Error() string {
 }
 
 // New checks the spec, completes its defaults in place, and builds the engine.
-// The stores and the session objects are opened; nothing is connected before
-// Run, which closes them again. Faults of the spec come as one *SpecError.
+// The stores, the credentials and the session objects are opened; nothing is
+// connected before Run, which closes them again. Faults of the spec come as one *SpecError.
 func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
@@ -90,10 +90,10 @@ func New(spec *gobridge.Spec, opts Options) (*Engine, error) {
 		return nil, &SpecError{faults}
 	}
 	if err := e.openStores(); err != nil {
-		return nil, errors.Join(err, e.closeStores())
+		return nil, errors.Join(err, e.closeHandles())
 	}
 	if err := e.build(); err != nil {
-		return nil, errors.Join(err, e.closeStores())
+		return nil, errors.Join(err, e.closeHandles())
 	}
 	return e, nil
 }
@@ -199,7 +199,7 @@ func (e *Engine) Stores() []gobridge.FileStore {
 	return all
 }
 
-func (e *Engine) closeStores() error {
+func (e *Engine) closeHandles() error {
 	var errs []error
 	for _, h := range e.handles() {
 		errs = append(errs, h.Close())
@@ -356,7 +356,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if n := e.forgotten(); n > 0 {
 		e.log.Warn("dead letters in memory end with the process", "count", n)
 	}
-	err := e.closeStores()
+	err := e.closeHandles()
 	if left > 0 {
 		return errors.Join(&UnsettledError{left}, err)
 	}
