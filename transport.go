@@ -109,7 +109,7 @@ const (
 // SessionHealth is what a session knows of itself.
 type SessionHealth struct {
 	// State is one word for people: connecting, connected, subscribing, ready,
-	// paused, recovering, closed, failed.
+	// paused, recovering, drained, ended, closed, failed.
 	State          string
 	Connected      bool
 	SessionPresent bool

@@ -24,6 +24,17 @@ type carried struct {
 	// subscriptions that the managed history knows of, because the broker lost the one
 	// that had them; the loss has been reported.
 	connected, void bool
+	wished          wish
+	permanent       string // the cause for which the session itself closed its connection
+	// downgrades are the filters that were granted at less, each the last time that it
+	// was asked for.
+	downgrades map[string]downgrade
+}
+
+// downgrade is one answer of a broker, and how often it was given in a row.
+type downgrade struct {
+	wanted, granted byte
+	times           int
 }
 
 func newCarried() any { return new(carried) }
@@ -95,4 +106,53 @@ func (c *carried) setVoid(void bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.void = void
+}
+
+// downgraded takes note that a filter was granted at less, and returns how often in a
+// row it was that.
+func (c *carried) downgraded(f *subscription, granted byte) (times int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	d := c.downgrades[f.filter]
+	if d.wanted != f.qos || d.granted != granted {
+		d = downgrade{wanted: f.qos, granted: granted}
+	}
+	d.times++
+	if c.downgrades == nil {
+		c.downgrades = map[string]downgrade{}
+	}
+	c.downgrades[f.filter] = d
+	return d.times
+}
+
+// grantedInFull forgets what was granted at less before.
+func (c *carried) grantedInFull(f *subscription) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.downgrades, f.filter)
+}
+
+func (c *carried) wish() wish {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.wished
+}
+
+func (c *carried) setWish(w wish) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wished = w
+}
+
+// cause is the permanent cause for which the session keeps away, empty for none.
+func (c *carried) cause() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.permanent
+}
+
+func (c *carried) setCause(cause string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.permanent = cause
 }

@@ -1,9 +1,12 @@
 package mqtt
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/eclipse/paho.golang/autopaho"
 
 	"github.com/gobridge/gobridge"
 )
@@ -24,6 +27,10 @@ type status struct {
 	// lastError is the latest fault, until a reconcile converges.
 	lastError string
 	refused   string // why the broker will not accept the CONNECT
+	reload    bool   // the history may have been changed by a person
+	discard   bool   // the next CONNECT is a Clean Start, and so on until the history is reset
+	ownLoss   bool   // the session is not in the broker because it was ended
+	cm        *autopaho.ConnectionManager
 	// subscribing: a SUBSCRIBE is under way. converged: every wanted filter is
 	// granted, on this connection, and nothing is subscribed to besides. unmanaged: the
 	// latest fault of the history or of an UNSUBSCRIBE.
@@ -51,7 +58,7 @@ func (s *session) Health() gobridge.SessionHealth {
 		OldestUnsettledAge:       in.oldest,
 		ReceiveWindowUtilization: float64(in.unsettled) / float64(s.in.window),
 		RecoveryRecycleCount:     s.carried.recycleCount(),
-		LastError:                s.lastError,
+		LastError:                cmp.Or(s.lastError, s.carried.cause()),
 	}
 	for i := range s.filters {
 		if s.link != nil && s.filters[i].granted {
@@ -77,10 +84,14 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 		return "failed", gobridge.LevelNone, []string{s.recovery.failure().Error()}
 	case s.ended:
 		return "closed", gobridge.LevelNone, []string{"session is closed"}
+	case s.link == nil && s.carried.wish() == wishEnded:
+		return "ended", gobridge.LevelNone, []string{"session was removed from the broker: gobridge sessions retry " + s.id + " connects again"}
 	case s.link == nil:
 		reason := "not connected to the broker"
 		if s.refused != "" {
 			reason = "broker refuses the connection: " + s.refused
+		} else if cause := s.carried.cause(); cause != "" {
+			reason = cause
 		} else if s.lastError != "" {
 			reason += ": " + s.lastError
 		}
@@ -103,6 +114,12 @@ func (s *session) verdict(in inboundHealth) (state string, level gobridge.Servic
 		return state, level, reasons
 	}
 	state, level = "connected", gobridge.LevelConnected
+	if s.carried.wish() == wishDrained {
+		return "drained", level, append(reasons, "every subscription was removed from the broker: gobridge sessions retry "+s.id+" subscribes again")
+	}
+	if cause := s.carried.cause(); cause != "" {
+		reasons = append(reasons, cause)
+	}
 	if s.subscribing {
 		state = "subscribing"
 	}

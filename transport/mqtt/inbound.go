@@ -80,10 +80,12 @@ type inbound struct {
 	maxBody  int
 	durable  bool   // the broker sends unsettled messages again
 	identity string // which property names a message
+	session  string // id, for people
 
-	mu      sync.Mutex
-	c       *guardConn // nil: not connected
-	stopped bool
+	mu       sync.Mutex
+	c        *guardConn // nil: not connected
+	stopped  bool
+	arrivals uint64 // PUBLISH packets
 	// draining: the connection is about to be made anew. Nothing is offered to the
 	// route, and what comes from the broker is not looked at.
 	draining bool
@@ -288,7 +290,7 @@ func (in *inbound) unpause() *guardConn {
 // acknowledge writes the acknowledgements whose turn has come, up to the oldest
 // unsettled delivery. Called with mu held.
 func (in *inbound) acknowledge() {
-	for in.tail != in.head {
+	for !in.withheld && in.tail != in.head {
 		d := *in.at(in.tail)
 		if !d.settled {
 			return
@@ -334,6 +336,7 @@ func (in *inbound) publish(c *guardConn, p *wire.Publish) (pump bool, err error)
 	if c != in.c || in.stopped {
 		return false, nil
 	}
+	in.arrivals++
 	if p.QoS > 0 {
 		switch known, err := in.again(p); {
 		case err != nil:
@@ -358,7 +361,9 @@ func (in *inbound) publish(c *guardConn, p *wire.Publish) (pump bool, err error)
 				"receive_maximum", in.window)
 		}
 	}
-	in.route(p)
+	if err := in.route(p); err != nil {
+		return false, err
+	}
 	return !in.full && in.queue.len() >= min(pumpAt, in.window/2+1), nil
 }
 
@@ -446,7 +451,8 @@ func (in *inbound) discard(p *wire.Publish) {
 func (in *inbound) admit(c *guardConn, size int) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if c != in.c || in.stopped || in.draining || !in.received || in.held == 0 || in.held+int64(size)+deliveryOverhead <= in.budget {
+	if c != in.c || in.stopped || in.draining || !in.received && !in.withheld || in.held == 0 ||
+		in.held+int64(size)+deliveryOverhead <= in.budget {
 		return true
 	}
 	in.paused = true

@@ -92,15 +92,20 @@ func (s *session) clientConfig() autopaho.ClientConfig {
 // library waits for cannot be woken; only after the end of the session does it leave
 // the waiting to the library, which is about to be told.
 func (s *session) waitToConnect(int) time.Duration {
-	if s.backoff.wait(s.stopping) {
-		return time.Hour
+	for {
+		if s.backoff.wait(s.stopping) {
+			return time.Hour
+		}
+		if s.carried.wish() != wishEnded {
+			return 0
+		}
 	}
-	return 0
 }
 
 // connectPacket completes each CONNECT. The library would send Clean Start on the
-// first connect alone; an ephemeral session needs it on every one. The credential is
-// the latest one each time. The library calls attempt next.
+// first connect alone; an ephemeral session needs it on every one, and one that is to
+// be thrown away until the history says that it was. The credential is the latest one
+// each time. The library calls attempt next.
 func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, error) {
 	l, err := s.keyring.next()
 	if err != nil {
@@ -109,7 +114,9 @@ func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, er
 	s.trying = l
 	cp.Username, cp.UsernameFlag = l.username, l.username != ""
 	cp.Password, cp.PasswordFlag = []byte(l.password.Reveal()), l.password.IsSet()
-	cp.CleanStart = !s.durable
+	s.mu.Lock()
+	cp.CleanStart = !s.durable || s.discard
+	s.mu.Unlock()
 	window, packet := uint16(s.set.ReceiveMaximum), uint32(s.set.MaxPacketBytes())
 	cp.Properties = &paho.ConnectProperties{
 		ReceiveMaximum:     &window,
@@ -194,7 +201,8 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	s.mu.Lock()
 	known := s.carried.connect()
 	// The loss of what was void at the start has been reported.
-	resumeLost := s.durable && !ca.SessionPresent && (s.connects > 0 || known && !s.void)
+	resumeLost := s.durable && !ca.SessionPresent && (s.connects > 0 || known && !s.void) && !s.discard && !s.ownLoss
+	s.ownLoss = s.ownLoss && ca.SessionPresent
 	s.connects++
 	reconnect := s.connects > 1
 	s.link, s.linkCtx, s.linkEnd = c, ctx, cancel
@@ -218,6 +226,9 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.reportResumeLost()
 	}
 	s.checkExpiry(ca)
+	if s.managed != nil {
+		s.in.withhold()
+	}
 	s.in.connected(c.guardConn, ca.SessionPresent)
 	s.out.connected(c.guardConn, limitsOf(ca), ca.SessionPresent)
 	c.flush()
@@ -275,6 +286,7 @@ func limitsOf(ca *packets.Connack) serverLimits {
 // connection.
 func (s *session) established(cm *autopaho.ConnectionManager, ca *paho.Connack) {
 	s.mu.Lock()
+	s.cm = cm
 	ctx, epoch := s.linkCtx, s.connects
 	s.mu.Unlock()
 	if s.recovery.adopt(connection{ctx, cm, ca, epoch}) {
@@ -302,7 +314,7 @@ func (s *session) down(d *packets.Disconnect) {
 	up := time.Since(s.upAt)
 	quiet := s.closing || s.deliberate
 	cause := lossCause(c, d)
-	if !s.closing {
+	if !s.closing && s.carried.cause() == "" {
 		s.lastError = cause.Error()
 	}
 	s.converged = false

@@ -8,9 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/eclipse/paho.golang/autopaho"
-	"github.com/eclipse/paho.golang/paho"
-
 	"github.com/gobridge/gobridge"
 )
 
@@ -18,18 +15,23 @@ import (
 //
 //   - each filter that the broker has or may have, from before its SUBSCRIBE until
 //     after its UNSUBACK;
-//   - beside a filter that was granted in full, a note with the terms of that grant.
+//   - beside a filter that was granted in full, a note with the terms of that grant;
+//   - a note of each filter that was taken out of the broker, because what it had
+//     queued still comes; until the filter is wanted again or the broker loses the
+//     session;
+//   - a note that the session in the broker is to be thrown away, until it is.
 //
-// Only the two together let a resumed session do without a SUBSCRIBE (V7). A
-// filter alone may be one whose SUBSCRIBE never arrived, was refused, or was granted
-// at less; and a filter whose terms have changed in the config is to be asked for
-// again.
+// Only a filter together with the note of its grant lets a resumed session do without a
+// SUBSCRIBE (V7). A filter alone may be one whose SUBSCRIBE never arrived, was refused,
+// or was granted at less; and a filter whose terms have changed in the config is to be
+// asked for again.
 //
-// The goroutine that reconciles is the only user.
+// The holder of the session's gate is the only user.
 type managed struct {
 	store   gobridge.History
 	key     gobridge.HistoryKey
 	entries map[string]struct{} // what the store holds; nil: to be loaded
+	known   bool                // there is a baseline
 }
 
 // historyError is a failure of the store of the managed subscription history.
@@ -44,20 +46,20 @@ func (e *historyError) Error() string {
 func (e *historyError) Unwrap() error { return e.err }
 
 // load reads the entries, once as long as the writes go well: nobody else changes
-// them while this session lives.
-func (m *managed) load(ctx context.Context) (known bool, err error) {
+// them while this session lives, but for a seed, which is followed by a Retry.
+func (m *managed) load(ctx context.Context) error {
 	if m.entries != nil {
-		return true, nil
+		return nil
 	}
 	entries, known, err := m.store.Load(ctx, m.key)
 	if err != nil {
-		return false, &historyError{"load", err}
+		return &historyError{"load", err}
 	}
-	m.entries = map[string]struct{}{}
+	m.entries, m.known = map[string]struct{}{}, known
 	for _, e := range entries {
 		m.entries[e] = struct{}{}
 	}
-	return known, nil
+	return nil
 }
 
 func (m *managed) has(entry string) bool {
@@ -70,7 +72,7 @@ func (m *managed) remember(ctx context.Context, entries ...string) error {
 	if len(entries) == 0 {
 		return nil
 	}
-	if _, err := m.load(ctx); err != nil {
+	if err := m.load(ctx); err != nil {
 		return err
 	}
 	entries = slices.DeleteFunc(entries, m.has)
@@ -80,6 +82,7 @@ func (m *managed) remember(ctx context.Context, entries ...string) error {
 	if err := m.store.Remember(ctx, m.key, entries...); err != nil {
 		return m.unsure("remember", err)
 	}
+	m.known = true
 	for _, e := range entries {
 		m.entries[e] = struct{}{}
 	}
@@ -105,8 +108,22 @@ func (m *managed) reset(ctx context.Context) error {
 	if err := m.store.Reset(ctx, m.key); err != nil {
 		return m.unsure("reset", err)
 	}
-	m.entries = map[string]struct{}{}
+	m.entries, m.known = map[string]struct{}{}, true
 	return nil
+}
+
+// remove replaces filters, with all that is noted of them, by the note that they were
+// removed.
+func (m *managed) remove(ctx context.Context, filters []string) error {
+	var notes, gone []string
+	for _, f := range filters {
+		notes = append(notes, removedPrefix+f)
+		gone = append(gone, slices.DeleteFunc(m.entriesOf(f), func(e string) bool { return e == removedPrefix+f })...)
+	}
+	if err := m.remember(ctx, notes...); err != nil {
+		return err
+	}
+	return m.forget(ctx, gone...)
 }
 
 // unsure is a write that failed: it may have happened.
@@ -119,86 +136,175 @@ func (m *managed) unsure(op string, err error) error {
 func (m *managed) entriesOf(filter string) []string {
 	var all []string
 	for e := range m.entries {
-		if filterOf(e) == filter {
+		if kind, f := parseEntry(e); f == filter && kind != entryDiscard {
 			all = append(all, e)
 		}
 	}
 	return all
 }
 
-// unwanted returns the filters that are there and not among the wanted ones.
-func (m *managed) unwanted(wanted []subscription) []string {
-	filters := map[string]struct{}{}
+// filters returns those that the broker has or may have, removed those that it had.
+// Neither has a filter of the other.
+func (m *managed) filters() (have, removed []string) {
+	had, gone := map[string]struct{}{}, map[string]struct{}{}
 	for e := range m.entries {
-		filters[filterOf(e)] = struct{}{}
+		switch kind, f := parseEntry(e); kind {
+		case entryFilter, entryGrant:
+			had[f] = struct{}{}
+		case entryRemoved:
+			gone[f] = struct{}{}
+		}
 	}
-	for i := range wanted {
-		delete(filters, wanted[i].filter)
+	for f := range had {
+		delete(gone, f)
 	}
-	return slices.Sorted(maps.Keys(filters))
+	return slices.Sorted(maps.Keys(had)), slices.Sorted(maps.Keys(gone))
 }
 
-// notePrefix begins a note. No valid filter begins so: # stands alone at its level
-// (MQTT v5, 4.7.1.2).
-const notePrefix = "# "
+// stale returns the filters that the broker has or may have and that are not wanted.
+func (m *managed) stale(wanted []subscription) []string {
+	have, _ := m.filters()
+	return slices.DeleteFunc(have, func(f string) bool { return wants(wanted, f) })
+}
+
+func wants(wanted []subscription, filter string) bool {
+	return slices.ContainsFunc(wanted, func(w subscription) bool { return w.filter == filter })
+}
+
+// The notes. No valid filter begins like one: # stands alone at its level (MQTT v5,
+// 4.7.1.2).
+const (
+	notePrefix    = "# "
+	removedPrefix = notePrefix + "removed "
+	discardNote   = notePrefix + "discard"
+)
+
+// The kinds of entries.
+type entryKind uint8
+
+const (
+	entryFilter entryKind = iota
+	entryGrant
+	entryRemoved
+	entryDiscard
+)
+
+// parseEntry says what an entry is, and which filter it is about.
+func parseEntry(entry string) (kind entryKind, filter string) {
+	if entry == discardNote {
+		return entryDiscard, ""
+	}
+	if filter, ok := strings.CutPrefix(entry, removedPrefix); ok {
+		return entryRemoved, filter
+	}
+	if note, ok := strings.CutPrefix(entry, notePrefix); ok {
+		parts := strings.SplitN(note, " ", 3)
+		return entryGrant, parts[len(parts)-1]
+	}
+	return entryFilter, entry
+}
 
 // note is the entry that says that the filter was granted on the terms that are
 // wanted now: # qos=1 no_local=true a/b.
-func (s *session) note(f *subscription) string {
-	o := s.subscribeOptions(f, false)
-	return fmt.Sprintf("%sqos=%d no_local=%t %s", notePrefix, o.QoS, o.NoLocal, f.filter)
+func (s *SessionSettings) note(f *subscription) string {
+	return fmt.Sprintf("%sqos=%d no_local=%t %s", notePrefix, f.qos, s.noLocal(f), f.filter)
 }
 
-// filterOf returns the filter that an entry is, or that its note is about.
-func filterOf(entry string) string {
-	if note, ok := strings.CutPrefix(entry, notePrefix); ok {
-		parts := strings.SplitN(note, " ", 3)
-		return parts[len(parts)-1]
-	}
-	return entry
+// noLocal is that of the filter's SUBSCRIBE. A shared one must not have it
+// [MQTT-3.8.3-4].
+func (s *SessionSettings) noLocal(f *subscription) bool {
+	return s.NoLocal != nil && *s.NoLocal && !f.shared
 }
 
 // recall brings the session and its history together after a connect: what the
 // history knows to be granted in a resumed session is granted, and what it knows of
-// a session that the broker has lost is void (V5).
-func (s *session) recall(ctx context.Context) error {
+// a session that the broker has lost is void (V5). Then the router knows what to make
+// of each message, and dispatches, unless filters have to be removed before that.
+//
+// Without goOn nothing may be subscribed to on this connection; a permanent cause and
+// errDiscard end it, with nothing acknowledged.
+func (s *session) recall(ctx context.Context) (goOn bool, err error) {
 	m := s.managed
-	known, err := m.load(ctx)
-	if err != nil {
-		return err
-	}
 	s.mu.Lock()
-	void, lost := s.void, s.lossOpen && len(m.entries) > 0
+	if s.reload {
+		s.reload, m.entries = false, nil
+	}
+	s.mu.Unlock()
+	if err := m.load(ctx); err != nil {
+		return false, err
+	}
+	have, removed := m.filters()
+	discard := m.has(discardNote)
+	s.mu.Lock()
+	void, lost := s.void, s.lossOpen && len(have) > 0 && !discard
 	s.lossOpen = false
 	s.mu.Unlock()
 	if lost {
 		s.reportResumeLost()
 	}
-	if void {
-		return s.startOver(ctx)
+	stale := m.stale(s.filters)
+	s.in.judge(removedFilters(slices.Concat(stale, removed)), s.mayRemove)
+	switch {
+	case void:
+		fault := s.startOver(ctx)
+		if fault != nil && discard {
+			return false, fault // what is subscribed to now would be thrown away later
+		}
+		err := s.in.letThrough()
+		return err == nil, errors.Join(fault, err)
+	case discard:
+		return false, errDiscard
+	case !m.known:
+		m.entries = nil // a seed may give it one
+		return false, s.unknownBaseline()
+	case len(stale) > 0 && !s.mayRemove:
+		return false, cannotKeep(s.id, fmt.Errorf("%q left the config", stale))
 	}
-	if !known {
-		// Which filters the broker has is unknown. D4 has such a session read nothing
-		// and close before it acknowledges anything; here it subscribes to everything
-		// with Retain Handling 1, and filters of another config stay in the broker.
-		s.log.Warn("broker resumed a session that the managed subscription history does not know: subscribing to all filters")
+	if len(stale) == 0 {
+		if err := s.in.letThrough(); err != nil {
+			return false, err
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return false, context.Cause(ctx)
 	}
 	for i := range s.filters {
-		if f := &s.filters[i]; m.has(f.filter) && m.has(s.note(f)) {
+		if f := &s.filters[i]; m.has(f.filter) && m.has(s.set.note(f)) {
 			f.granted, f.downgraded, f.why = true, false, ""
 		}
 	}
-	return nil
+	return true, nil
+}
+
+// closeHistory makes up for a startOver that the end of the session was quicker than.
+func (s *session) closeHistory() {
+	s.mu.Lock()
+	void := s.void
+	s.mu.Unlock()
+	if s.managed == nil || !void {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
+	defer cancel()
+	err := s.managed.load(ctx)
+	if err == nil {
+		err = s.startOver(ctx)
+	}
+	if err != nil {
+		s.log.Warn("what the history says of the session is not true any more, and it cannot be changed", "err", err)
+	}
 }
 
 // startOver makes the history that of a session that began empty: Session
-// Present=false proves it (V5). Where an earlier try could not write, filters may
-// have been granted since; they stay.
+// Present=false proves it (V5). It is the first thing done on such a connection, before
+// anything is dispatched or subscribed to. A process that dies between the CONNACK and
+// this write leaves a history that claims grants which the broker has lost, and the
+// next process believes it: no store can close that moment, because the broker forgets
+// before it answers. So does one whose store took no write until the end.
+//
+// Where an earlier try could not write, filters may have been granted since; they stay.
 func (s *session) startOver(ctx context.Context) error {
 	m := s.managed
 	s.mu.Lock()
@@ -215,7 +321,7 @@ func (s *session) startOver(ctx context.Context) error {
 	} else {
 		var gone []string
 		for e := range m.entries {
-			if !granted[filterOf(e)] {
+			if _, filter := parseEntry(e); !granted[filter] {
 				gone = append(gone, e)
 			}
 		}
@@ -229,7 +335,7 @@ func (s *session) startOver(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // another connection may have found the session gone again
 	}
-	s.void = false
+	s.void, s.discard = false, false
 	return nil
 }
 
@@ -238,7 +344,7 @@ func (s *session) startOver(ctx context.Context) error {
 // filters that may be asked for: nothing is subscribed to that is not remembered.
 func (s *session) rememberWanted(ctx context.Context, missing []int) (allowed []int, err error) {
 	m := s.managed
-	if _, err := m.load(ctx); err != nil {
+	if err := m.load(ctx); err != nil {
 		return nil, err
 	}
 	var filters, outdated []string
@@ -248,14 +354,15 @@ func (s *session) rememberWanted(ctx context.Context, missing []int) (allowed []
 	for _, i := range missing {
 		outdated = append(outdated, s.outdated(i)...)
 	}
-	if err = m.forget(ctx, outdated...); err == nil {
-		err = m.remember(ctx, filters...)
+	// In this order, so that a filter that is wanted again is known at every moment.
+	if err = m.remember(ctx, filters...); err == nil {
+		err = m.forget(ctx, outdated...)
 	}
 	if err == nil {
 		return missing, nil
 	}
 	// A store that takes no writes may still be read. What it holds is enough.
-	if _, again := m.load(ctx); again != nil {
+	if again := m.load(ctx); again != nil {
 		return nil, err
 	}
 	for _, i := range missing {
@@ -266,11 +373,10 @@ func (s *session) rememberWanted(ctx context.Context, missing []int) (allowed []
 	return allowed, err
 }
 
-// outdated returns the notes about a wanted filter on terms that are not wanted any
-// more.
+// outdated returns the notes about a wanted filter that are not true any more.
 func (s *session) outdated(i int) []string {
 	f := &s.filters[i]
-	return slices.DeleteFunc(s.managed.entriesOf(f.filter), func(e string) bool { return e == f.filter || e == s.note(f) })
+	return slices.DeleteFunc(s.managed.entriesOf(f.filter), func(e string) bool { return e == f.filter || e == s.set.note(f) })
 }
 
 // rememberGrants notes which filters were granted in full. What was granted at less
@@ -280,44 +386,9 @@ func (s *session) rememberGrants(ctx context.Context) error {
 	s.mu.Lock()
 	for i := range s.filters {
 		if f := &s.filters[i]; f.granted && !f.downgraded {
-			notes = append(notes, s.note(f))
+			notes = append(notes, s.set.note(f))
 		}
 	}
 	s.mu.Unlock()
 	return s.managed.remember(ctx, notes...)
-}
-
-// unsubscribe removes from the broker what the history holds and nobody wants any
-// more.
-func (s *session) unsubscribe(ctx context.Context, cm *autopaho.ConnectionManager) error {
-	m := s.managed
-	unwanted := m.unwanted(s.filters)
-	for filters := range slices.Chunk(unwanted, filtersPerRequest) {
-		answer, err := cm.Unsubscribe(ctx, &paho.Unsubscribe{Topics: filters})
-		if answer == nil || len(answer.Reasons) != len(filters) {
-			if err == nil {
-				err = fmt.Errorf("UNSUBACK answers %d of %d filters", len(answer.Reasons), len(filters))
-			}
-			return fmt.Errorf("UNSUBSCRIBE without an answer: %w", err)
-		}
-		var gone []string
-		var faults []error
-		for i, filter := range filters {
-			if code := answer.Reasons[i]; code >= reasonFailure {
-				faults = append(faults, fmt.Errorf("unsubscribe %q: %w", filter, &reasonError{Reason: code}))
-				continue
-			}
-			gone = append(gone, m.entriesOf(filter)...)
-		}
-		if err := m.forget(ctx, gone...); err != nil {
-			faults = append(faults, err)
-		}
-		if len(faults) > 0 {
-			return errors.Join(faults...)
-		}
-	}
-	if len(unwanted) > 0 {
-		s.log.Info("unsubscribed", "filters", len(unwanted))
-	}
-	return nil
 }

@@ -19,6 +19,9 @@ const (
 	// askedInVain is how often a filter is asked for, with growing waits, before the
 	// waits are those of a permanent cause.
 	askedInVain = 3
+	// downgradesForPermanent is how often in a row a filter may be granted at the same
+	// lower QoS before that counts as the broker's rule.
+	downgradesForPermanent = 3
 )
 
 // subscription is one wanted filter and what the broker makes of it.
@@ -27,15 +30,13 @@ type subscription struct {
 	qos    byte
 	shared bool
 
-	granted    bool // as wanted, or lower where that is accepted; the broker remembers it with its session
-	downgraded bool // the latest grant was lower than wanted
-	grantedQoS byte
+	granted    bool   // as wanted, or lower where that is accepted; the broker remembers it with its session
+	downgraded bool   // the latest grant was lower than wanted
 	why        string // what is wrong, for people
 }
 
 // forgetGrants takes note that the broker has no subscriptions of this session.
-// Called with mu held. What a filter was granted stays known, so that the same
-// downgrade is not a new one.
+// Called with mu held.
 func (s *session) forgetGrants() {
 	for i := range s.filters {
 		s.filters[i].granted, s.filters[i].why = false, ""
@@ -82,13 +83,15 @@ func (s *session) converge(link context.Context, cm *autopaho.ConnectionManager,
 	defer cancel()
 	refused, fault := s.adjust(ctx, cm, ca, first)
 	err := errors.Join(refused, fault)
+	s.standStill(link, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.subscribing = false
 	if link.Err() != nil {
-		return err // the loss of the connection is what counts
+		return err // the end of the connection is what counts
 	}
 	s.unmanaged = ""
+	s.carried.setCause("")
 	if fault != nil {
 		s.unmanaged = fault.Error()
 	}
@@ -96,7 +99,7 @@ func (s *session) converge(link context.Context, cm *autopaho.ConnectionManager,
 		s.lastError = err.Error()
 		return err
 	}
-	s.converged = true
+	s.converged = s.carried.wish() == wishRun
 	s.lastError = ""
 	return nil
 }
@@ -104,9 +107,18 @@ func (s *session) converge(link context.Context, cm *autopaho.ConnectionManager,
 // adjust asks for the filters that are not granted and removes those that are not
 // wanted any more. refused is what is wrong with wanted filters, fault what is wrong
 // besides.
+//
+// On a resumed session with filters to remove nothing is dispatched before they were
+// removed, or the broker has refused something; what came meanwhile is judged then.
 func (s *session) adjust(ctx context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack, first bool) (refused, fault error) {
 	if s.managed != nil {
-		fault = s.recall(ctx)
+		var goOn bool
+		if goOn, fault = s.recall(ctx); !goOn {
+			return nil, fault
+		}
+	}
+	if s.carried.wish() == wishDrained {
+		return nil, errors.Join(fault, s.in.letThrough())
 	}
 	var missing []int
 	s.mu.Lock()
@@ -130,9 +142,9 @@ func (s *session) adjust(ctx context.Context, cm *autopaho.ConnectionManager, ca
 	}
 	// Last, so that a topic under both an old and a new filter is always covered.
 	if refused == nil && fault == nil {
-		fault = s.unsubscribe(ctx, cm)
+		fault = s.removeStale(ctx, cm)
 	}
-	return refused, fault
+	return refused, errors.Join(fault, s.in.letThrough())
 }
 
 // subscribeMissing asks for the given filters.
@@ -204,7 +216,7 @@ func (s *session) subscribeOptions(f *subscription, first bool) paho.SubscribeOp
 	if !s.durable && first {
 		o.RetainHandling = 0
 	}
-	o.NoLocal = s.set.NoLocal != nil && *s.set.NoLocal && !f.shared // [MQTT-3.8.3-4]
+	o.NoLocal = s.set.noLocal(f)
 	return o
 }
 
@@ -235,19 +247,24 @@ func (s *session) takeGrant(ctx context.Context, i int, code byte) error {
 	case code >= reasonFailure:
 		f.why = (&reasonError{Reason: code}).Error()
 	case code < f.qos:
-		news := !f.downgraded || f.grantedQoS != code
-		f.downgraded, f.grantedQoS = true, code
+		f.downgraded = true
 		f.granted = s.set.OnQoSDowngrade == DowngradeAccept
-		if news {
+		times := s.carried.downgraded(f, code)
+		if times == 1 {
 			s.count.qosDowngraded.Inc()
 			s.log.Warn("broker granted less than the wanted QoS", "filter", f.filter, "wanted", f.qos, "granted", code,
 				"hint", "lower the topic's qos, lift the broker's cap, or set on_qos_downgrade: accept")
 		}
-		if !f.granted {
-			f.why = fmt.Sprintf("broker granted QoS %d instead of %d", code, f.qos)
+		if f.granted {
+			break
+		}
+		f.why = fmt.Sprintf("broker granted QoS %d instead of %d", code, f.qos)
+		if times >= downgradesForPermanent {
+			return downgradedForGood(f)
 		}
 	default:
 		f.granted, f.downgraded = true, false
+		s.carried.grantedInFull(f)
 	}
 	if f.granted {
 		return nil

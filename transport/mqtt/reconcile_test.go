@@ -126,24 +126,71 @@ func TestRefusedFilterIsTheReasonAndIsAskedForAgain(t *testing.T) {
 }
 
 func TestDowngradedGrant(t *testing.T) {
-	t.Run("fails the session by default", func(t *testing.T) {
-		r, fb, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/#"), nil)
-		for range 3 {
-			c.Grant(c.ExpectSubscribe(), 0)
-		}
+	t.Run("three times is the broker's rule", func(t *testing.T) {
+		r, fb, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/a", "in/b"), nil)
+		c.Grant(c.ExpectSubscribe(), 0, 1)
 		eventually(t, "downgrade is told", func() bool {
 			h := r.Health()
-			return len(h.Reasons) == 1 && strings.Contains(h.Reasons[0], "granted QoS 0 instead of 1")
+			return h.ServiceLevel == gobridge.LevelConnected && h.SubscriptionsActive == 1 && len(h.Reasons) == 1 &&
+				strings.Contains(h.Reasons[0], `"in/a"`) && strings.Contains(h.Reasons[0], "granted QoS 0 instead of 1")
 		})
-		if level := r.Health().ServiceLevel; level != gobridge.LevelConnected {
-			t.Errorf("service level %s", level)
-		}
+		c.Grant(c.ExpectSubscribe(), 0)
+		downgradedTimes(t, r.carried, "in/a", 2)
+		c.Reset() // a reconnect does not start the count anew
+		c = fb.Accept()
+		c.Handshake(present())
+		c.Grant(c.ExpectSubscribe(), 0)
+		c.ExpectDisconnect()
+		c.Close()
+		standsStill(t, r, `"in/a"`, "granted QoS 0 instead of 1", "on_qos_downgrade")
 		r.wantValue(t, 1, metric.MQTTQoSDowngraded) // one transition
-		c.Reset()
+		if n := fb.Connections(); n != 2 {
+			t.Errorf("%d connections, want no third before the longest wait", n)
+		}
+		r.Retry()
 		c = fb.Accept()
 		c.Handshake(present())
 		c.Grant(c.ExpectSubscribe()) // asked again, and granted
 		r.awaitReady(t)
+		if h := r.Health(); h.LastError != "" || len(h.Reasons) != 0 {
+			t.Errorf("health: %+v", h)
+		}
+	})
+	t.Run("another answer starts the count anew", func(t *testing.T) {
+		r, fb, c := subscribing(t, gobridge.ModePersistent, topics(2, "in/#"), nil)
+		for _, code := range []byte{0, 0, 1} {
+			c.Grant(c.ExpectSubscribe(), code)
+		}
+		c.Grant(c.ExpectSubscribe(), 2)
+		r.awaitReady(t)
+		r.wantValue(t, 2, metric.MQTTQoSDowngraded)
+		if n := fb.Connections(); n != 1 {
+			t.Errorf("%d connections, want 1", n)
+		}
+	})
+	t.Run("the count survives the instance", func(t *testing.T) {
+		fb, carried := bridgetest.NewFakeBroker(t), newCarried()
+		t.Cleanup(fb.CutAll)
+		for i := range 3 {
+			r := startWith(t, testUse(fb.URL(), gobridge.ModePersistent, topics(1, "in/#")), gobridge.Env{Carried: carried})
+			c := fb.Accept()
+			c.Handshake(present())
+			c.Grant(c.ExpectSubscribe(), 0)
+			want := uint64(0)
+			if i == 0 {
+				want = 1
+			}
+			if i == 2 {
+				c.ExpectDisconnect()
+				c.Close()
+				standsStill(t, r, "3 times in a row")
+			} else {
+				downgradedTimes(t, r.carried, "in/#", i+1)
+				c.Reset()
+			}
+			r.stop()
+			r.wantValue(t, want, metric.MQTTQoSDowngraded)
+		}
 	})
 	t.Run("may be accepted", func(t *testing.T) {
 		r, _, c := subscribing(t, gobridge.ModePersistent, topics(2, "in/#"), nil, func(s *SessionSettings, _ *SenderSettings) {
@@ -153,6 +200,33 @@ func TestDowngradedGrant(t *testing.T) {
 		r.awaitReady(t)
 		r.wantValue(t, 1, metric.MQTTQoSDowngraded)
 		c.ExpectNothing(50 * time.Millisecond)
+	})
+}
+
+func downgradedTimes(t *testing.T, c *carried, filter string, times int) {
+	t.Helper()
+	eventually(t, "downgrade is counted", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.downgrades[filter].times == times
+	})
+}
+
+// standsStill waits until the session has closed its connection for a permanent cause,
+// which its reasons and its last error tell.
+func standsStill(t *testing.T, r *running, texts ...string) {
+	t.Helper()
+	eventually(t, "session stands still", func() bool {
+		h := r.Health()
+		if h.Connected || h.ServiceLevel != gobridge.LevelNone || len(h.Reasons) != 1 {
+			return false
+		}
+		for _, text := range texts {
+			if !strings.Contains(h.Reasons[0], text) || !strings.Contains(h.LastError, text) {
+				return false
+			}
+		}
+		return true
 	})
 }
 

@@ -60,10 +60,11 @@ func startSession(t *testing.T, use *gobridge.SessionUse) *running {
 	return startManaged(t, use, nil)
 }
 
-// startManaged is startSession with a managed subscription history.
+// startManaged is startSession with a managed subscription history and a dead-letter
+// queue.
 func startManaged(t *testing.T, use *gobridge.SessionUse, history gobridge.History) *running {
 	t.Helper()
-	return startWith(t, use, gobridge.Env{History: history})
+	return startWith(t, use, gobridge.Env{History: history, DeadLetters: true})
 }
 
 // startWith is startSession with what else the engine gives. The logger defaults to
@@ -267,6 +268,13 @@ func (r *route) wait(t *testing.T, n int) []*gobridge.Delivery {
 			t.Fatalf("%d deliveries within %s, want %d: %v", len(got), testWait, n, payloads(got))
 		}
 	}
+}
+
+// taken returns the deliveries so far.
+func (r *route) taken() []*gobridge.Delivery {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]*gobridge.Delivery{}, r.got...)
 }
 
 func payloads(all []*gobridge.Delivery) []string {

@@ -24,6 +24,12 @@ const (
 type router struct {
 	filters []string // without $share/<group>/
 	grace   time.Duration
+	// withheld: nothing is offered and nothing acknowledged, because which filters the
+	// broker has is not known yet. removed are those that nobody wants any more, and
+	// mayRemove says that their messages may be offered as unwanted (removed.go).
+	withheld  bool
+	removed   []removedFilter
+	mayRemove bool
 	// timer fires when the oldest unmatched delivery has waited for grace.
 	timer    *time.Timer
 	recovery *recovery // makes the broker send again what was given back
@@ -44,16 +50,24 @@ type router struct {
 	refuseLog repeated
 }
 
-// route takes one message that keeps the limits. Called with mu held.
-func (in *inbound) route(p *wire.Publish) {
-	matched := in.matches(p.Topic)
-	if p.QoS == 0 && !matched {
+// route takes one message that keeps the limits. The error says that the session
+// must stop, because the message may neither be offered nor dropped. Called with mu
+// held.
+func (in *inbound) route(p *wire.Publish) error {
+	matched, removed := in.withheld, (*removedFilter)(nil)
+	if !matched {
+		matched, removed = in.fate(stringOf(p.Topic))
+	}
+	switch {
+	case removed != nil && !in.mayRemove:
+		return cannotKeep(in.session, removed.verdict)
+	case p.QoS == 0 && !matched && removed == nil:
 		in.count.unmatchedDropped.Inc()
-		return
+		return nil
 	}
 	size := int64(len(p.Payload)+p.MetadataBytes) + deliveryOverhead
 	if !in.makeRoom(p, size) {
-		return
+		return nil
 	}
 	d := &delivery{in: in, id: p.PacketID, qos: p.QoS, size: size, place: gone}
 	d.ReceivedAt = time.Now()
@@ -66,17 +80,26 @@ func (in *inbound) route(p *wire.Publish) {
 		in.held += size
 		in.attach(d)
 	}
-	if !matched {
-		in.unmatched.push(d)
-		if in.unmatched.len() == 1 {
-			in.timer.Reset(in.grace)
-		}
-		return
+	switch {
+	case removed != nil:
+		d.Unwanted = removed.verdict
+	case !matched:
+		in.park(d)
+		return nil
 	}
 	if in.emit == nil {
 		in.count.buffered.Inc()
 	}
 	in.push(d)
+	return nil
+}
+
+// park keeps a delivery that no filter covers for the grace. Called with mu held.
+func (in *inbound) park(d *delivery) {
+	in.unmatched.push(d)
+	if in.unmatched.len() == 1 {
+		in.timer.Reset(in.grace)
+	}
 }
 
 func (in *inbound) push(d *delivery) {
@@ -94,7 +117,7 @@ func (in *inbound) waiting() int { return in.queue.len() + in.offered + in.unmat
 // makeRoom applies the bounds of the router. It reports false when the message
 // is not to be kept. Called with mu held.
 func (in *inbound) makeRoom(p *wire.Publish, size int64) bool {
-	pending := in.emit == nil
+	pending := in.emit == nil || in.withheld
 	if p.QoS == 0 {
 		switch {
 		case in.waiting() >= in.window:
@@ -112,7 +135,7 @@ func (in *inbound) makeRoom(p *wire.Publish, size int64) bool {
 	}
 	for pending && in.bytes+size > PendingBytesLimit && in.evictZero("pending byte ceiling: QoS 1 and 2 need the room") {
 	}
-	if in.received || in.held == 0 || in.held+size <= in.budget {
+	if in.received || in.withheld || in.held == 0 || in.held+size <= in.budget {
 		return true
 	}
 	// Nothing settles before a receiver exists, so nothing would ever make room
@@ -161,13 +184,17 @@ func (in *inbound) dropZero(bound string) {
 
 // matches reports whether a wanted filter covers the topic. Topics that start
 // with $ are covered only by filters that do.
-func (in *inbound) matches(topic []byte) bool {
+func (in *inbound) matches(topic string) bool {
 	for _, f := range in.filters {
-		if f == "#" && topic[0] != '$' || gobridge.MatchTopic(f, stringOf(topic)) {
+		if covers(f, topic) {
 			return true
 		}
 	}
 	return false
+}
+
+func covers(filter, topic string) bool {
+	return filter == "#" && topic[0] != '$' || gobridge.MatchTopic(filter, topic)
 }
 
 // expireUnmatched acknowledges and drops the deliveries that no filter has
@@ -255,7 +282,7 @@ func (in *inbound) pump() {
 		return
 	}
 	in.pumping = true
-	for in.emit != nil && !in.full && !in.draining && !in.stopped {
+	for in.emit != nil && !in.full && !in.draining && !in.withheld && !in.stopped {
 		for in.queue.len() > 0 && in.offer.len() < offerBatch {
 			d := in.queue.pop()
 			in.unqueue(d)

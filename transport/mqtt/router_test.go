@@ -116,7 +116,7 @@ func TestTopicsThatStartWithDollarNeedAFilterThatDoes(t *testing.T) {
 	}
 	for _, tt := range tests {
 		in.filters = tt.filters
-		if got := in.matches([]byte(tt.topic)); got != tt.want {
+		if got := in.matches(tt.topic); got != tt.want {
 			t.Errorf("%v matches %q: %v, want %v", tt.filters, tt.topic, got, tt.want)
 		}
 	}

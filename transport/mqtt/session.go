@@ -2,6 +2,7 @@ package mqtt
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -47,6 +48,8 @@ type session struct {
 	senders map[string]*sender
 	serves  bool     // it has a receiver
 	managed *managed // nil: without a managed subscription history
+	// mayRemove: there is a place for messages of filters that left the config.
+	mayRemove bool
 
 	ledger  ledger
 	pinger  pinger
@@ -145,21 +148,19 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 
 	s.in = newInbound(s.log, s.count)
 	s.in.window, s.in.budget, s.in.maxBody = set.ReceiveMaximum, set.RunningBudgetBytes(), int(set.MaxPayloadBytes)
+	s.in.session = s.id
 	s.in.durable, s.in.grace, s.in.recovery = s.durable, *set.UnmatchedGrace, s.recovery
 	if use.Receiver != nil {
 		if env.History != nil && s.durable {
-			s.managed = &managed{store: env.History, key: gobridge.HistoryKey{SessionID: s.id, ClientID: set.ClientID}}
+			s.managed = &managed{store: env.History, key: historyKey(use)}
 		}
 		s.in.identity = use.Receiver.Identity
-		for _, t := range use.Receiver.Topics {
-			qos := 1
-			if t.QoS != nil {
-				qos = *t.QoS
-			}
-			_, filter, shared := gobridge.SplitShare(t.Topic)
+		s.filters = wantedOf(use)
+		for i := range s.filters {
+			_, filter, _ := gobridge.SplitShare(s.filters[i].filter)
 			s.in.filters = append(s.in.filters, filter)
-			s.filters = append(s.filters, subscription{filter: t.Topic, qos: byte(qos), shared: shared})
 		}
+		s.mayRemove = env.DeadLetters
 	}
 	s.registerGauges()
 	return s, nil
@@ -256,6 +257,7 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 	close(s.stopping)
 	_ = cm.Disconnect(context.Background()) // waits; its only error is that of the context
 	s.tasks.Wait()
+	s.closeHistory()
 	s.out.end()
 	s.out.deliver()
 	s.in.purge()
@@ -293,6 +295,10 @@ func (s *session) recycle(why string) {
 
 func (s *session) publish(c *guardConn, p *wire.Publish) {
 	pump, err := s.in.publish(c, p)
+	if cause, ok := errors.AsType[*permanentCause](err); ok {
+		s.failClosed(c, cause)
+		return
+	}
 	if err != nil {
 		s.refuse(c, err)
 		return

@@ -37,6 +37,8 @@ func Transport() *gobridge.Transport {
 		DefaultAddress:  defaultAddress,
 		CheckAddress:    gobridge.ValidateTopic,
 		Carry:           newCarried,
+		Subscriptions:   subscriptions,
+		Seed:            seed,
 		Open:            openSession,
 	}
 }

@@ -18,6 +18,7 @@ const (
 	propResponseTopic  = 0x08
 	propCorrelation    = 0x09
 	propSubscriptionID = 0x0b
+	propSessionExpiry  = 0x11
 	propReasonString   = 0x1f
 	propTopicAlias     = 0x23
 	propUser           = 0x26

@@ -127,6 +127,12 @@ func AppendDisconnect(dst []byte, reason byte) []byte {
 	return append(dst, DISCONNECT<<4, 1, reason)
 }
 
+// AppendDisconnectEnding appends a DISCONNECT with which the server removes the
+// session: its Session Expiry Interval is 0 (MQTT v5, 3.14.2.2.2).
+func AppendDisconnectEnding(dst []byte) []byte {
+	return append(dst, DISCONNECT<<4, 7, ReasonSuccess, 5, propSessionExpiry, 0, 0, 0, 0)
+}
+
 // ValidString reports whether b may stand in a UTF-8 encoded string: well-formed
 // UTF-8 without U+0000 [MQTT-1.5.4-1, MQTT-1.5.4-2].
 func ValidString(b []byte) bool {

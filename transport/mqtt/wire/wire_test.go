@@ -56,6 +56,9 @@ func TestAppendDisconnect(t *testing.T) {
 	if got := fmt.Sprintf("%x", AppendDisconnect(nil, ReasonPacketTooLarge)); got != "e00195" {
 		t.Errorf("got %s, want e00195", got)
 	}
+	if got := fmt.Sprintf("%x", AppendDisconnectEnding(nil)); got != "e00700051100000000" {
+		t.Errorf("got %s, want a session expiry interval of 0", got)
+	}
 }
 
 func TestErrorsSayWhatIsWrong(t *testing.T) {
