@@ -34,6 +34,8 @@ func commands() []*cobra.Command {
 		newStatus(),
 		newDLQ(),
 		newOutbox(),
+		newSubscriptions(),
+		newSessions(),
 		newStore(),
 		newConfig(),
 		newSchema(),
