@@ -585,3 +585,19 @@ func TestProblemReadsAsOneLine(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+func TestUseIsWhatTheTransportChecks(t *testing.T) {
+	k := testKinds()
+	checked := map[string]*SessionUse{}
+	k.Transports[0].Check = func(use *SessionUse, _ Report) { checked[use.Session.ID] = use }
+	s := pair()
+	s.Check(k)
+	for _, id := range []string{"in", "out"} {
+		if diff := cmp.Diff(checked[id], s.Use(id)); diff != "" || checked[id] == nil {
+			t.Errorf("session %s (-checked +use):\n%s", id, diff)
+		}
+	}
+	if s.Use("absent") != nil {
+		t.Error("a use of a session that is not there")
+	}
+}

@@ -100,9 +100,11 @@ type Topology struct {
 	Senders    []TopologySender   `json:"senders"`
 }
 
-// TopologySession is a session. Endpoints are "host:port".
+// TopologySession is a session. Endpoints are "host:port"; ClientID is its name at its
+// broker, with the suffix.
 type TopologySession struct {
 	ID          string   `json:"id"`
+	ClientID    string   `json:"client_id,omitempty"`
 	Transport   string   `json:"transport"`
 	SessionMode string   `json:"session_mode"`
 	Endpoints   []string `json:"endpoints"`
@@ -162,6 +164,9 @@ func (s *Spec) Topology(k *Kinds) Topology {
 		session := TopologySession{ID: n.ID, Transport: n.Transport, SessionMode: n.Mode, Endpoints: []string{}}
 		if tr := k.Transport(n.Transport); tr != nil && tr.Endpoints != nil {
 			session.Endpoints = append(session.Endpoints, tr.Endpoints(n)...)
+		}
+		if tr := k.Transport(n.Transport); tr != nil && tr.ClientID != nil {
+			session.ClientID = tr.ClientID(n)
 		}
 		t.Sessions = append(t.Sessions, session)
 	}

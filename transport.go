@@ -3,6 +3,7 @@ package gobridge
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/gobridge/gobridge/metric"
@@ -191,6 +192,32 @@ type SessionUse struct {
 	Senders  []*SenderSpec
 	// Route is the route that the receiver feeds, nil without a receiver.
 	Route *RouteSpec
+}
+
+// Use returns a session with everything that uses it, nil when there is no session of
+// that id. The spec has been completed by [Spec.Check].
+func (s *Spec) Use(sessionID string) *SessionUse {
+	i := slices.IndexFunc(s.Sessions, func(n SessionSpec) bool { return n.ID == sessionID })
+	if i < 0 {
+		return nil
+	}
+	use := &SessionUse{Bridge: &s.Bridge, Session: &s.Sessions[i]}
+	for i := range s.Senders {
+		if s.Senders[i].SessionID == sessionID {
+			use.Senders = append(use.Senders, &s.Senders[i])
+		}
+	}
+	for i := range s.Receivers {
+		if s.Receivers[i].SessionID == sessionID {
+			use.Receiver = &s.Receivers[i]
+		}
+	}
+	for i := range s.Routes {
+		if use.Receiver != nil && s.Routes[i].ReceiverID == use.Receiver.ID {
+			use.Route = &s.Routes[i]
+		}
+	}
+	return use
 }
 
 // Env is what the engine gives to whatever it opens.

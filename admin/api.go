@@ -29,12 +29,31 @@ type Operator interface {
 	// confirmed it and that the entry is deleted; otherwise the entry is still there,
 	// up to date, and the error, wrapping a *gobridge.Error, tells why.
 	Redrive(ctx context.Context, id string) error
+	// Topology names the sessions.
+	Topology() gobridge.Topology
+	// Subscriptions tells what is known of the subscriptions of a durable session.
+	// Here and below the error is gobridge.ErrNotFound for an unknown session, and
+	// gobridge.ErrNotSupported where its transport has nothing of the kind.
+	Subscriptions(ctx context.Context, sessionID string) (gobridge.SessionSubscriptions, error)
+	// SeedSubscriptions gives a session the baseline that it waits for and lets it try
+	// again (decision D4): its broker holds the filters of the config and the further
+	// ones, or, with discard, is to forget the session.
+	SeedSubscriptions(ctx context.Context, sessionID string, discard bool, further ...string) error
+	// DrainSession removes the session's subscriptions from its broker and returns once
+	// what was queued there has been settled. The session stays without subscriptions
+	// until RetrySession.
+	DrainSession(ctx context.Context, sessionID string) error
+	// EndSession removes the session from its broker with whatever is queued there. It
+	// stays closed until RetrySession.
+	EndSession(ctx context.Context, sessionID string) error
+	// RetrySession ends whatever the session waits for.
+	RetrySession(sessionID string) error
 }
 
 // Bounds of one request.
 const (
 	requestTimeout = 20 * time.Second
-	// slowTimeout is for what reads whole files.
+	// slowTimeout is for what reads whole files or waits for a queue to run empty.
 	slowTimeout = 15 * time.Minute
 	// answerMargin is left to say that it took too long.
 	answerMargin = 5 * time.Second
@@ -43,17 +62,22 @@ const (
 
 // API is the admin API:
 //
-//	GET  /api/v1/admin/dlq                 a page of dead letters, oldest first
-//	GET  /api/v1/admin/dlq/{id}            one with everything that is known of it
-//	POST /api/v1/admin/dlq/redrive         202: a job that sends dead letters again
-//	POST /api/v1/admin/dlq/delete          by ids, or by filter
-//	GET  /api/v1/admin/jobs/{id}           how far a job is
-//	POST /api/v1/admin/jobs/{id}/cancel    ends it after the entry at hand
-//	GET  /api/v1/admin/outbox              depths, ages, and a page of records
-//	GET  /api/v1/admin/store               the files and what was salvaged
-//	GET  /api/v1/admin/store/backup        a consistent copy of one of them
-//	POST /api/v1/admin/store/verify        reads and checks everything
-//	POST /api/v1/admin/store/acknowledge   ends the report of a salvage
+//	GET  /api/v1/admin/dlq                            a page of dead letters, oldest first
+//	GET  /api/v1/admin/dlq/{id}                       one with everything that is known of it
+//	POST /api/v1/admin/dlq/redrive                    202: a job that sends dead letters again
+//	POST /api/v1/admin/dlq/delete                     by ids, or by filter
+//	GET  /api/v1/admin/jobs/{id}                      how far a job is
+//	POST /api/v1/admin/jobs/{id}/cancel               ends it after the entry at hand
+//	GET  /api/v1/admin/outbox                         depths, ages, and a page of records
+//	GET  /api/v1/admin/subscriptions                  what durable sessions have at their brokers
+//	POST /api/v1/admin/subscriptions/{id}/seed        gives a session a baseline by hand
+//	POST /api/v1/admin/sessions/{id}/drain            unsubscribes and waits for the queue to run empty
+//	POST /api/v1/admin/sessions/{id}/end              removes the session from its broker, with its queue
+//	POST /api/v1/admin/sessions/{id}/retry            ends whatever the session waits for
+//	GET  /api/v1/admin/store                          the files and what was salvaged
+//	GET  /api/v1/admin/store/backup                   a consistent copy of one of them
+//	POST /api/v1/admin/store/verify                   reads and checks everything
+//	POST /api/v1/admin/store/acknowledge              ends the report of a salvage
 //
 // Every request that changes or reveals something is logged with its actor.
 type API struct {
@@ -70,13 +94,20 @@ func NewAPI(op Operator, keys []Key, logger *slog.Logger) *API {
 	a := &API{op: op, gate: newGate(keys, logger), jobs: newJobs(), log: logger}
 	mux := http.NewServeMux()
 	for pattern, e := range map[string]endpoint{
-		"GET /api/v1/admin/dlq":                {action: "dlq.list", handle: a.listDLQ},
-		"GET /api/v1/admin/dlq/{id}":           {action: "dlq.read_payload", handle: a.showDLQ},
-		"POST /api/v1/admin/dlq/redrive":       {action: "dlq.redrive", handle: a.redriveDLQ},
-		"POST /api/v1/admin/dlq/delete":        {action: "dlq.delete", handle: a.deleteDLQ},
-		"GET /api/v1/admin/jobs/{id}":          {action: "job.read", handle: a.showJob},
-		"POST /api/v1/admin/jobs/{id}/cancel":  {action: "job.cancel", handle: a.cancelJob},
-		"GET /api/v1/admin/outbox":             {action: "outbox.list", handle: a.listOutbox},
+		"GET /api/v1/admin/dlq":                      {action: "dlq.list", handle: a.listDLQ},
+		"GET /api/v1/admin/dlq/{id}":                 {action: "dlq.read_payload", handle: a.showDLQ},
+		"POST /api/v1/admin/dlq/redrive":             {action: "dlq.redrive", handle: a.redriveDLQ},
+		"POST /api/v1/admin/dlq/delete":              {action: "dlq.delete", handle: a.deleteDLQ},
+		"GET /api/v1/admin/jobs/{id}":                {action: "job.read", handle: a.showJob},
+		"POST /api/v1/admin/jobs/{id}/cancel":        {action: "job.cancel", handle: a.cancelJob},
+		"GET /api/v1/admin/outbox":                   {action: "outbox.list", handle: a.listOutbox},
+		"GET /api/v1/admin/subscriptions":            {action: "subscriptions.list", handle: a.listSubscriptions},
+		"POST /api/v1/admin/subscriptions/{id}/seed": {action: "subscriptions.seed", handle: a.seedSubscriptions},
+		"POST /api/v1/admin/sessions/{id}/drain":     {action: "session.drain", handle: onSession("drain", op.DrainSession), timeout: slowTimeout},
+		"POST /api/v1/admin/sessions/{id}/end":       {action: "session.end", handle: onSession("end", op.EndSession)},
+		"POST /api/v1/admin/sessions/{id}/retry": {action: "session.retry", handle: onSession("retry", func(_ context.Context, id string) error {
+			return op.RetrySession(id)
+		})},
 		"GET /api/v1/admin/store":              {action: "store.list", handle: a.listStores},
 		"GET /api/v1/admin/store/backup":       {action: "store.backup", handle: a.backupStore, timeout: slowTimeout},
 		"POST /api/v1/admin/store/verify":      {action: "store.verify", handle: a.verifyStores, timeout: slowTimeout},
@@ -207,6 +238,10 @@ func failureOf(err error) *failure {
 	switch {
 	case errors.Is(err, gobridge.ErrNotFound):
 		f.status = http.StatusNotFound
+	case errors.Is(err, gobridge.ErrNotSupported):
+		f.status = http.StatusNotImplemented
+	case errors.Is(err, gobridge.ErrLeaseLost), typed && e.Code == gobridge.CodeUnknownBaseline:
+		f.status = http.StatusConflict
 	case errors.Is(err, gobridge.ErrFull):
 		f.status = http.StatusInsufficientStorage
 	case typed && e.Outage:
@@ -215,6 +250,14 @@ func failureOf(err error) *failure {
 		f.status = http.StatusGatewayTimeout
 	}
 	return f
+}
+
+// decodeOptional is decode where no body is an empty object.
+func (c *call) decodeOptional(v any) error {
+	if c.ContentLength == 0 {
+		return nil
+	}
+	return c.decode(v)
 }
 
 // decode reads the body of a call, one JSON object of known fields.

@@ -1,7 +1,9 @@
 package admin
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 
@@ -40,6 +42,13 @@ type fakeOperator struct {
 	stores []gobridge.FileStore
 	// redrive answers instead, when it is set.
 	redrive func(ctx context.Context, id string) error
+
+	topology      gobridge.Topology
+	subscriptions map[string]gobridge.SessionSubscriptions
+	// failWith is the answer of everything that is done to a session.
+	failWith error
+	// asked is what was done to sessions.
+	asked []string
 }
 
 var _ Operator = (*fakeOperator)(nil)
@@ -54,4 +63,29 @@ func (f *fakeOperator) Redrive(ctx context.Context, id string) error {
 	}
 	_, err := f.dlq.Delete(ctx, id)
 	return err
+}
+
+func (f *fakeOperator) Topology() gobridge.Topology { return f.topology }
+
+func (f *fakeOperator) Subscriptions(_ context.Context, id string) (gobridge.SessionSubscriptions, error) {
+	s, ok := f.subscriptions[id]
+	if !ok {
+		return s, cmp.Or(f.failWith, error(gobridge.ErrNotSupported))
+	}
+	return s, f.failWith
+}
+
+func (f *fakeOperator) SeedSubscriptions(_ context.Context, id string, discard bool, further ...string) error {
+	return f.note(fmt.Sprint("seed ", id, " ", discard, " ", further))
+}
+
+func (f *fakeOperator) DrainSession(_ context.Context, id string) error { return f.note("drain " + id) }
+
+func (f *fakeOperator) EndSession(_ context.Context, id string) error { return f.note("end " + id) }
+
+func (f *fakeOperator) RetrySession(id string) error { return f.note("retry " + id) }
+
+func (f *fakeOperator) note(what string) error {
+	f.asked = append(f.asked, what)
+	return f.failWith
 }

@@ -253,13 +253,14 @@ func (d *decoder) scalar(n *yaml.Node, v reflect.Value, k kind, f field, path st
 	if expected == "" {
 		return
 	}
+	found := d.found(n)
 	if len(f.enum) > 0 && (k == kindString || k == kindText || k == kindInteger) {
 		expected, hint = "one of "+strings.Join(f.enum, ", "), ""
 		if near := nearest(text, f.enum); near != "" && !expanded && strings.Trim(text, "0123456789.") != "" {
 			hint = "did you mean " + near + "?"
+			found = strconv.Quote(text) // a slip of that word; anything else may be a misplaced secret
 		}
 	}
-	found := d.found(n)
 	switch {
 	case expanded:
 		found = "the text of " + shorten(n.Value)

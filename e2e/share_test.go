@@ -3,11 +3,16 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/eclipse/paho.golang/packets"
+
 	"github.com/gobridge/gobridge/bridgetest"
+	"github.com/gobridge/gobridge/examples"
 )
 
 // member returns the config of one member of a $share group: its client ids are its
@@ -114,6 +119,35 @@ func TestClientIDSuffixIsWhatTheBrokerSees(t *testing.T) {
 	pub.Wait(t, patience)
 	b := cfg.start(t)
 	exactlyOnce(t, finish(t, pub, col, n, b, patience))
+	b.stop()
+}
+
+// The example for several instances works as it stands.
+func TestScaleOutExampleWorks(t *testing.T) {
+	t.Parallel()
+	all, err := examples.All()
+	i := slices.IndexFunc(all, func(e examples.Example) bool { return e.Name == "scale-out" })
+	if err != nil || i < 0 {
+		t.Fatalf("no example: %v", err)
+	}
+	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	dest := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	text := strings.NewReplacer("127.0.0.1:1883", source.Addr(), "127.0.0.1:2883", dest.Addr()).Replace(string(all[i].Config))
+	file := filepath.Join(t.TempDir(), "gobridge.yaml")
+	if err := os.WriteFile(file, []byte(text+"http: { listen: \"127.0.0.1:0\" }\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b := run(t, file)
+	b.waitReady("")
+	sub := subscriber(t, dest.Addr(), "telemetry/#")
+	publish(t, client(t, source.Addr()), &packets.Publish{Topic: "telemetry/hall/1", QoS: 1, Payload: []byte("21.5")})
+	if m := sub.MustReceive(t, patience); m.Topic != "telemetry/hall/1" || string(m.Payload) != "21.5" {
+		t.Errorf("got %q on %q", m.Payload, m.Topic)
+	}
+	if in := clientsOf(source.Log(), "telemetry-in-"); in != hostname(t) {
+		t.Errorf("the source saw the suffix %q", in)
+	}
+	b.conserved()
 	b.stop()
 }
 

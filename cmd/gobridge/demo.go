@@ -99,6 +99,11 @@ func (d *demo) run(cmd *cobra.Command) error {
 	defer os.RemoveAll(dir)
 	text := fmt.Sprintf(demoConfig, dir, d.http, edge.addr(), link.addr())
 	file, diags := config.Load("demo.yaml", []byte(text), kinds.All())
+	for _, x := range diags { // the one value that is the user's
+		if x.Path == "http.listen" && !x.Warning {
+			return usageError(cmd, fmt.Sprintf("--http %q: %s (%s)", d.http, x.What, x.Hint))
+		}
+	}
 	if config.HasErrors(diags) {
 		printDiagnostics(cmd, diags)
 		return &exitError{code: exitFailed}
@@ -109,6 +114,9 @@ func (d *demo) run(cmd *cobra.Command) error {
 		return fmt.Errorf("start: %w", err)
 	}
 	server, err := listen(&file.HTTP, eng, log)
+	if e, ok := errors.AsType[*gobridge.Error](err); ok && e.Op == "http.listen" {
+		err = &gobridge.Error{Code: e.Code, Class: e.Class, Op: "--http", Err: e.Err, Hint: e.Hint}
+	}
 	if err != nil {
 		return err
 	}

@@ -223,11 +223,13 @@ func newDLQShow() *cobra.Command {
 	s.target.add(cmd)
 	cmd.Flags().BoolVar(&s.json, "json", false, "print JSON")
 	cmd.Flags().BoolVar(&s.payload, "payload", false, "write the payload alone, byte for byte")
-	cmd.MarkFlagsMutuallyExclusive("json", "payload")
 	return cmd
 }
 
 func (s *dlqShow) run(cmd *cobra.Command, args []string) (err error) {
+	if s.json && s.payload {
+		return usageError(cmd, "--json and --payload exclude each other")
+	}
 	ctx, stop := untilInterrupt(cmd)
 	defer stop()
 	c, err := s.target.open(ctx, cmd, need{dlq: true})

@@ -25,7 +25,7 @@ const (
 type configFlag struct{ path string }
 
 func (c *configFlag) add(cmd *cobra.Command) {
-	cmd.Flags().StringVarP(&c.path, "config", "c", "", "config `file` (default "+defaultConfig+")")
+	cmd.Flags().StringVarP(&c.path, "config", "c", "", "config `file`, - for standard input (default "+defaultConfig+")")
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml", "json")
 }
 
@@ -42,14 +42,20 @@ func (c *configFlag) file(cmd *cobra.Command, args []string) (string, error) {
 	return defaultConfig, nil
 }
 
-// readConfig reads and checks a config file.
-func readConfig(name string) (*config.File, []config.Diagnostic, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, nil, openError(name, err)
+// readConfig reads and checks a config file; - is standard input.
+func readConfig(cmd *cobra.Command, name string) (*config.File, []config.Diagnostic, error) {
+	in := cmd.InOrStdin()
+	if name == "-" {
+		name = "stdin"
+	} else {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, nil, openError(name, err)
+		}
+		defer f.Close()
+		in = f
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxRead))
+	data, err := io.ReadAll(io.LimitReader(in, maxRead))
 	if err != nil {
 		return nil, nil, openError(name, err)
 	}
@@ -60,7 +66,7 @@ func readConfig(name string) (*config.File, []config.Diagnostic, error) {
 // loadConfig reads a config file for a command that needs a sound one: errors go
 // to standard error, one line each, and end the command.
 func loadConfig(cmd *cobra.Command, name string) (*config.File, []config.Diagnostic, error) {
-	file, diags, err := readConfig(name)
+	file, diags, err := readConfig(cmd, name)
 	if err != nil {
 		return nil, nil, err
 	}

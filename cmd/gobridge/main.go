@@ -34,6 +34,8 @@ func commands() []*cobra.Command {
 		newStatus(),
 		newDLQ(),
 		newOutbox(),
+		newSubscriptions(),
+		newSessions(),
 		newStore(),
 		newConfig(),
 		newSchema(),
@@ -48,12 +50,14 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "gobridge",
 		Short:         "Move messages between brokers without losing them",
+		Version:       thisBuild().String(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		// Flags and arguments have been checked when this runs: whatever went wrong
 		// before was the command line.
 		PersistentPreRun: func(*cobra.Command, []string) { started = true },
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.AddCommand(commands()...)
 	root.SetArgs(args)
 	root.SetOut(stdout)

@@ -101,6 +101,9 @@ type played struct {
 	server  *httptest.Server
 	stop    context.CancelFunc
 	running sync.WaitGroup
+
+	mu     sync.Mutex
+	seeded []gobridge.SubscriptionState
 }
 
 func newPlayed() (*played, error) {
@@ -133,7 +136,6 @@ func (p *played) close() {
 func (p *played) Live() error                                   { return nil }
 func (p *played) Ready(gobridge.ServiceLevel) []gobridge.Reason { return nil }
 func (p *played) Health() gobridge.BridgeHealth                 { return gobridge.BridgeHealth{} }
-func (p *played) Topology() gobridge.Topology                   { return gobridge.Topology{} }
 func (p *played) DLQ() gobridge.DLQ                             { return p.dlq }
 func (p *played) Outbox() gobridge.Outbox                       { return p.outbox }
 func (p *played) Stores() []gobridge.FileStore                  { return []gobridge.FileStore{p.file} }
@@ -148,6 +150,58 @@ func (p *played) Redrive(ctx context.Context, id string) error {
 	}
 	_, err = p.dlq.Delete(ctx, id)
 	return err
+}
+
+// The sessions of the played bridge: edge waits for a baseline until it is seeded, and
+// moved keeps a filter that has left the config.
+
+func (p *played) Topology() gobridge.Topology {
+	return gobridge.Topology{
+		Sessions:  []gobridge.TopologySession{{ID: "edge", SessionMode: gobridge.ModePersistent}, {ID: "moved", SessionMode: gobridge.ModePersistent}},
+		Receivers: []gobridge.TopologyReceiver{{ID: "a", SessionID: "edge"}, {ID: "b", SessionID: "moved"}},
+	}
+}
+
+func (p *played) Subscriptions(_ context.Context, id string) (gobridge.SessionSubscriptions, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch id {
+	case "edge":
+		return gobridge.SessionSubscriptions{SessionID: id, ClientID: "plant-7-edge", Known: p.seeded != nil, Filters: p.seeded}, nil
+	case "moved":
+		return gobridge.SessionSubscriptions{SessionID: id, ClientID: "plant-7-moved", Known: true, Filters: []gobridge.SubscriptionState{
+			{Filter: "$share/g/a/#", Wanted: true, Granted: true}, {Filter: "b", Wanted: true}, {Filter: "c", Removed: true}, {Filter: "d"},
+		}}, nil
+	}
+	return gobridge.SessionSubscriptions{}, fmt.Errorf("session %s: %w", id, gobridge.ErrNotFound)
+}
+
+func (p *played) SeedSubscriptions(_ context.Context, id string, discard bool, further ...string) error {
+	if id != "edge" {
+		return fmt.Errorf("session %s: %w", id, gobridge.ErrNotFound)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seeded = []gobridge.SubscriptionState{}
+	if !discard {
+		p.seeded = append(p.seeded, gobridge.SubscriptionState{Filter: "a/#", Wanted: true})
+	}
+	for _, f := range further {
+		p.seeded = append(p.seeded, gobridge.SubscriptionState{Filter: f})
+	}
+	return nil
+}
+
+func (p *played) DrainSession(_ context.Context, id string) error { return p.work(id) }
+func (p *played) EndSession(_ context.Context, id string) error   { return p.work(id) }
+func (p *played) RetrySession(id string) error                    { return p.work(id) }
+
+func (p *played) work(id string) error {
+	switch id {
+	case "edge", "moved":
+		return nil
+	}
+	return fmt.Errorf("session %s: %w", id, gobridge.ErrNotFound)
 }
 
 // playedFile is a store that was salvaged and has a problem.

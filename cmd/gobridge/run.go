@@ -50,6 +50,21 @@ func (r *run) run(cmd *cobra.Command, args []string) error {
 		return fmt.Errorf("%s: holds secrets as config show masks them (put the real ones back)", name)
 	}
 	log := newLogger(file.Log, cmd.ErrOrStderr())
+	err = runBridge(cmd.Context(), name, file, diags, log)
+	if err == nil || file.Log.Format != "json" {
+		return err
+	}
+	// Whoever reads the log as JSON gets the last line as JSON, too.
+	status, ok := errors.AsType[*exitError](err)
+	if !ok {
+		status = &exitError{exitFailed, err}
+	}
+	log.Error("exiting", "err", oneLine(status.Error()), "exit_code", status.code)
+	return &exitError{code: status.code}
+}
+
+// runBridge runs the bridge of a sound config until a signal.
+func runBridge(parent context.Context, name string, file *config.File, diags []config.Diagnostic, log *slog.Logger) error {
 	for _, d := range diags {
 		// The engine says itself what should be known about its spec.
 		if strings.HasPrefix(d.Path, "http.") {
@@ -71,7 +86,7 @@ func (r *run) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, done := untilSignal(cmd.Context(), log, os.Exit)
+	ctx, done := untilSignal(parent, log, os.Exit)
 	defer done()
 	err = serve(ctx, server, eng, log)
 	if _, ok := errors.AsType[*engine.UnsettledError](err); ok {

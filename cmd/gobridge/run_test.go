@@ -173,7 +173,7 @@ func TestRunWithATakenPortDoesNotStart(t *testing.T) {
 	defer l.Close()
 	d := startDaemon(t, runConfig(l.Addr().String(), closedPort(t)))
 	code, log := d.wait()
-	if code != exitFailed || !strings.Contains(log, "gobridge: http.listen: ") {
+	if code != exitFailed || !strings.Contains(log, `"msg":"exiting","err":"http.listen: `) {
 		t.Errorf("exit code %d, want %d and a line about http.listen:\n%s", code, exitFailed, log)
 	}
 }

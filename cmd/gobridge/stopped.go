@@ -21,15 +21,18 @@ import (
 )
 
 // need says which stores a command uses.
-type need struct{ dlq, outbox, others bool }
+type need struct{ dlq, outbox, history, others bool }
 
 // stoppedBridge holds the stores of a bridge that does not run. It implements
 // admin.Operator.
 type stoppedBridge struct {
-	dlq    gobridge.DLQ
-	outbox gobridge.Outbox
-	files  []gobridge.FileStore
-	opened []io.Closer
+	spec    *gobridge.Spec
+	kinds   *gobridge.Kinds
+	dlq     gobridge.DLQ
+	outbox  gobridge.Outbox
+	history gobridge.History
+	files   []gobridge.FileStore
+	opened  []io.Closer
 }
 
 // openStopped opens stores of the bridge of a config file. A running bridge keeps
@@ -53,6 +56,7 @@ func openStopped(ctx context.Context, cmd *cobra.Command, name string, k *gobrid
 }
 
 func (s *stoppedBridge) open(ctx context.Context, spec *gobridge.Spec, k *gobridge.Kinds, needs need, env gobridge.Env) error {
+	s.spec, s.kinds = spec, k
 	b, stores := &spec.Bridge, &spec.Stores
 	if needs.dlq {
 		for _, kind := range k.DLQs {
@@ -76,19 +80,26 @@ func (s *stoppedBridge) open(ctx context.Context, spec *gobridge.Spec, k *gobrid
 			}
 		}
 	}
+	if needs.history && stores.ManagedSubscriptions.Type == gobridge.StoreMemory {
+		return goneWithProcess("managed_subscriptions")
+	}
+	if needs.history || needs.others {
+		for _, kind := range k.Histories {
+			if kind.Name == stores.ManagedSubscriptions.Type {
+				h, err := openStore(ctx, s, "managed_subscriptions", kind.Open, b, &stores.ManagedSubscriptions, env)
+				if err != nil {
+					return err
+				}
+				s.history = h
+			}
+		}
+	}
 	if !needs.others {
 		return nil
 	}
 	for _, kind := range k.Ledgers {
 		if kind.Name == stores.ReplayLedger.Type {
 			if _, err := openStore(ctx, s, "replay_ledger", kind.Open, b, &stores.ReplayLedger, env); err != nil {
-				return err
-			}
-		}
-	}
-	for _, kind := range k.Histories {
-		if kind.Name == stores.ManagedSubscriptions.Type {
-			if _, err := openStore(ctx, s, "managed_subscriptions", kind.Open, b, &stores.ManagedSubscriptions, env); err != nil {
 				return err
 			}
 		}
@@ -105,7 +116,7 @@ func openStore[T io.Closer](
 	var none T
 	if spec.Type == gobridge.StoreMemory {
 		if name == "dlq" || name == "outbox" {
-			return none, fmt.Errorf("stores.%s is of type memory: it is gone when the bridge stops (ask a running one with --url)", name)
+			return none, goneWithProcess(name)
 		}
 		return none, nil
 	}
@@ -123,6 +134,10 @@ func openStore[T io.Closer](
 		s.files = append(s.files, f)
 	}
 	return store, nil
+}
+
+func goneWithProcess(name string) error {
+	return fmt.Errorf("stores.%s is of type memory: it is gone when the bridge stops (ask a running one with --url)", name)
 }
 
 func (s *stoppedBridge) close() error {

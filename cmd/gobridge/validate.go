@@ -17,6 +17,7 @@ func newValidate() *cobra.Command {
 		Use:   "validate [FILE...]",
 		Short: "Report every error of config files",
 		Long: "Report every error and warning of config files, as file:line:col: where: what (hint).\n" +
+			"- is standard input. " +
 			"Nothing is connected to. The exit code is 0 when no file has an error, else 1.",
 		RunE: v.run,
 	}
@@ -34,7 +35,7 @@ func (v *validate) run(cmd *cobra.Command, args []string) error {
 	}
 	failed := false
 	for _, name := range args {
-		_, diags, err := readConfig(name)
+		_, diags, err := readConfig(cmd, name)
 		if err != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), "gobridge: "+oneLine(err.Error()))
 			failed = true
@@ -44,6 +45,9 @@ func (v *validate) run(cmd *cobra.Command, args []string) error {
 		if config.HasErrors(diags) {
 			failed = true
 		} else {
+			if name == "-" {
+				name = "stdin"
+			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", name)
 		}
 	}

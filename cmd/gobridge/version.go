@@ -43,6 +43,14 @@ func thisBuild() build {
 	return b
 }
 
+func (b build) String() string {
+	commit := b.Commit
+	if b.Modified {
+		commit += ", modified"
+	}
+	return fmt.Sprintf("gobridge %s (commit %s, %s, %s)", b.Version, commit, b.Go, b.Platform)
+}
+
 // version prints what this binary is.
 type version struct{ json bool }
 
@@ -63,10 +71,6 @@ func (v *version) run(cmd *cobra.Command, _ []string) error {
 	if v.json {
 		return json.NewEncoder(cmd.OutOrStdout()).Encode(b)
 	}
-	commit := b.Commit
-	if b.Modified {
-		commit += ", modified"
-	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "gobridge %s (commit %s, %s, %s)\n", b.Version, commit, b.Go, b.Platform)
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), b)
 	return err
 }
