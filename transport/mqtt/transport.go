@@ -37,6 +37,7 @@ func Transport() *gobridge.Transport {
 		DefaultAddress:  defaultAddress,
 		CheckAddress:    gobridge.ValidateTopic,
 		Carry:           newCarried,
+		Probe:           probe,
 		Open:            openSession,
 	}
 }
