@@ -180,6 +180,10 @@ type Transport struct {
 	// filters of the config and the further ones. With discard the next connect
 	// throws the session in the broker away instead, with whatever is queued there.
 	Seed func(ctx context.Context, h History, use *SessionUse, discard bool, further ...string) error
+	// Probe connects to each endpoint of a session as the session would and reports
+	// every step. A running session of the same config goes on undisturbed, and nothing
+	// is left at the brokers. It returns early when ctx ends. Nil: the transport cannot.
+	Probe func(ctx context.Context, use *SessionUse, env Env) []ProbeStep
 	// Open builds a session instance. It does not connect.
 	Open func(use *SessionUse, env Env) (Session, error)
 }

@@ -31,6 +31,7 @@ func commands() []*cobra.Command {
 		newDemo(),
 		newValidate(),
 		newInit(),
+		newCheck(),
 		newStatus(),
 		newDLQ(),
 		newOutbox(),

@@ -245,19 +245,27 @@ func (s *session) watchCredentials(ctx context.Context) {
 // relogin makes the session connect with the latest login: once, and not at all where
 // a reconnect for another reason has done it.
 func (s *session) relogin(ctx context.Context) {
+	if s.linked() == nil { // whoever waits for a connection may hold the gate
+		s.backoff.wake()
+		return
+	}
 	if s.gate.acquire(ctx) != nil {
 		return
 	}
 	defer s.gate.release()
-	s.mu.Lock()
-	c := s.link
-	s.mu.Unlock()
-	switch {
+	switch c := s.linked(); {
 	case c == nil:
 		s.backoff.wake()
 	case c.login != s.keyring.latest():
 		s.recycle("the credential has changed")
 	}
+}
+
+// linked is the current connection, nil while there is none.
+func (s *session) linked() *linkConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.link
 }
 
 // loggedIn takes note of an accepted login.

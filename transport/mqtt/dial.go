@@ -41,13 +41,7 @@ func dialURL(ctx context.Context, u *url.URL, cfg *tls.Config) (net.Conn, error)
 		return nil, fmt.Errorf("dial broker: scheme %q is not known", u.Scheme)
 	}
 	if s.secure {
-		if cfg == nil {
-			cfg = &tls.Config{MinVersion: tls.VersionTLS12}
-		}
-		if cfg.ServerName == "" {
-			cfg = cfg.Clone()
-			cfg.ServerName = u.Hostname()
-		}
+		cfg = namedFor(cfg, u)
 	}
 	port := u.Port()
 	if port == "" {
@@ -69,7 +63,21 @@ func dialURL(ctx context.Context, u *url.URL, cfg *tls.Config) (net.Conn, error)
 	return secured, nil
 }
 
-// dialTCP leaves Go's default in place that turns Nagle's algorithm off.
+// namedFor is the configuration with the name to verify, by default the host of the
+// URL.
+func namedFor(cfg *tls.Config, u *url.URL) *tls.Config {
+	if cfg == nil {
+		cfg = &tls.Config{MinVersion: tls.VersionTLS12}
+	}
+	if cfg.ServerName == "" {
+		cfg = cfg.Clone()
+		cfg.ServerName = u.Hostname()
+	}
+	return cfg
+}
+
+// dialTCP tries all addresses of the name, two families at once and each for a part of
+// the time: one that answers nothing does not use it up. It leaves Go's default in place that turns Nagle's algorithm off.
 func dialTCP(ctx context.Context, address string) (net.Conn, error) {
 	d := net.Dialer{KeepAlive: keepAliveProbe}
 	return d.DialContext(ctx, "tcp", address)

@@ -39,6 +39,7 @@ func Transport() *gobridge.Transport {
 		Carry:           newCarried,
 		Subscriptions:   subscriptions,
 		Seed:            seed,
+		Probe:           probe,
 		Open:            openSession,
 	}
 }
