@@ -45,6 +45,9 @@ func (c *configFlag) file(cmd *cobra.Command, args []string) (string, error) {
 // readConfig reads and checks a config file.
 func readConfig(name string) (*config.File, []config.Diagnostic, error) {
 	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, fmt.Errorf("%s: no such file (gobridge init writes one to start from)", name)
+	}
 	if err != nil {
 		return nil, nil, openError(name, err)
 	}
@@ -77,10 +80,8 @@ func printDiagnostics(cmd *cobra.Command, diags []config.Diagnostic) {
 	}
 }
 
+// openError says which file could not be opened or made.
 func openError(name string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s: no such file (gobridge init writes one to start from)", name)
-	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
