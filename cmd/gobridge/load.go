@@ -49,6 +49,9 @@ func readConfig(cmd *cobra.Command, name string) (*config.File, []config.Diagnos
 		name = "stdin"
 	} else {
 		f, err := os.Open(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil, fmt.Errorf("%s: no such file (gobridge init writes one to start from)", name)
+		}
 		if err != nil {
 			return nil, nil, openError(name, err)
 		}
@@ -83,10 +86,8 @@ func printDiagnostics(cmd *cobra.Command, diags []config.Diagnostic) {
 	}
 }
 
+// openError says which file could not be opened or made.
 func openError(name string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s: no such file (gobridge init writes one to start from)", name)
-	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}

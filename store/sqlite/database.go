@@ -45,6 +45,8 @@ type database struct {
 	stopped chan struct{}
 	w       *conn // the writer goroutine's
 
+	opened os.FileInfo // the file that the connections have; the writer goroutine's
+
 	readMu sync.Mutex
 	r      *conn // nil while the file cannot be opened
 
@@ -174,7 +176,10 @@ func (d *database) connect() (err error) {
 	if err := d.loadSalvage(); err != nil {
 		return err
 	}
-	d.r, err = d.dial("query_only = ON")
+	if d.r, err = d.dial("query_only = ON"); err != nil {
+		return err
+	}
+	d.opened, err = os.Stat(d.path)
 	return err
 }
 
@@ -191,6 +196,18 @@ func patiently(ctx context.Context, wait time.Duration, f func() error) error {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// errGone says that the open file has lost its name: it takes what is written to it,
+// and no later process would find that.
+var errGone = errors.New("the file was removed or replaced while it is in use")
+
+// present returns errGone unless the open file is the one at its path.
+func (d *database) present() error {
+	if now, err := os.Stat(d.path); err == nil && os.SameFile(now, d.opened) || err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errGone
 }
 
 // dial opens one connection.

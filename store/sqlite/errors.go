@@ -22,6 +22,8 @@ func outage(path string, err error) *gobridge.Error {
 	switch {
 	case errors.Is(err, sqlite3.FULL):
 		e.Hint = "the disk is full: free some space, the store then goes on by itself"
+	case errors.Is(err, errGone):
+		e.Hint = "nothing more is taken; let the outbox drain, then restart the bridge: what is left then is lost"
 	case errors.Is(err, sqlite3.READONLY), errors.Is(err, sqlite3.PERM), errors.Is(err, sqlite3.CANTOPEN), errors.Is(err, sqlite3.AUTH):
 		e.Hint = "the user of this process needs to write to the file and its directory"
 	case errors.Is(err, sqlite3.BUSY):

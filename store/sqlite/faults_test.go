@@ -2,6 +2,7 @@ package sqlite
 
 import (
 	"errors"
+	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -270,5 +271,38 @@ func TestAFailingJobDoesNotHarmItsGroup(t *testing.T) {
 	}
 	if err := o.Err(); err != nil || o.Depth("b") != 2 {
 		t.Errorf("depth %d, %v", o.Depth("b"), err)
+	}
+}
+
+// A file that somebody removed takes writes that no later process would find.
+func TestARemovedFileTakesNothingMore(t *testing.T) {
+	t.Parallel()
+	s := testSettings(t, t.TempDir())
+	o := openOutbox(t, s)
+	defer o.Close()
+	stored := plain("b", 1)
+	if err := ask(o.Persist, stored); err != nil {
+		t.Fatal(err)
+	}
+	aside := s.path + ".aside"
+	if err := os.Rename(s.path, aside); err != nil {
+		t.Skipf("NOT RUN: an open file cannot be moved here: %v", err)
+	}
+	wantOutage(t, ask(o.Persist, plain("b", 2)))
+	if err := o.Err(); !errors.Is(err, errGone) {
+		t.Errorf("the store says %v", err)
+	}
+	if page, err := o.Pending(t.Context(), "b", 0, 10, 1<<20); err != nil || len(page) != 1 {
+		t.Errorf("%d records are pending, want 1; %v", len(page), err)
+	}
+	if err := ask(o.Complete, stored); err != nil {
+		t.Errorf("complete what was stored: %v", err)
+	}
+	if err := os.Rename(aside, s.path); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the store takes writes again", func() bool { return o.Err() == nil })
+	if err := ask(o.Persist, plain("b", 2)); err != nil {
+		t.Errorf("persist after the file came back: %v", err)
 	}
 }

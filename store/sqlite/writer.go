@@ -151,6 +151,11 @@ func (d *database) untilNext() time.Duration {
 
 // commit ends every job of the group.
 func (d *database) commit(group []job) {
+	if d.down.Load() == nil {
+		if err := d.present(); err != nil {
+			d.fail(err)
+		}
+	}
 	if down := d.down.Load(); down != nil {
 		group = d.refuse(group, down)
 	}
@@ -192,7 +197,8 @@ func (d *database) commit(group []job) {
 func (d *database) refuse(group []job, down *gobridge.Error) []job {
 	var kept []job
 	for _, j := range group {
-		if d.w != nil && full(down) && !j.grows() {
+		// What is in a file without a name can still be delivered and completed.
+		if d.w != nil && (full(down) || errors.Is(down, errGone)) && !j.grows() {
 			kept = append(kept, j)
 		} else {
 			j.finish(down)
@@ -275,6 +281,10 @@ func (d *database) fail(err error) *gobridge.Error {
 // trusted.
 func (d *database) probe() {
 	down := d.down.Load()
+	if errors.Is(down, errGone) && d.present() != nil {
+		d.later(down) // opened anew it would be empty
+		return
+	}
 	if full(down) && errors.Is(down, sqlite3.IOERR) && noSpace(filepath.Dir(d.path)) {
 		// What the disk has left would do for the probe, not for the messages.
 		d.later(down)
