@@ -91,18 +91,17 @@ func TestDroppedQoS0NamesTheBound(t *testing.T) {
 //
 // Covers: S1-605, S1-610, S1-611
 func TestPendingQoS0IsBoundedInBytes(t *testing.T) {
-	t.Parallel()
-	r, _, c := receiving(t, gobridge.ModePersistent, window(500), func(s *SessionSettings, _ *SenderSettings) {
-		s.MaxPayloadBytes = 16 << 20
-		s.IngressMemoryBudgetBytes = 64 << 30 // the model counts every message at its largest
-	})
+	r, _, c := receiving(t, gobridge.ModePersistent)
 	log := logged(r)
-	body := strings.Repeat("x", 15<<20)
-	for i := range 5 { // four of them fit
+	body := strings.Repeat("x", 100<<10)
+	r.in.mu.Lock()
+	r.in.bytes = PendingBytesLimit - 450<<10 // as if the rest waited already: four of the bodies fit
+	r.in.mu.Unlock()
+	for i := range 5 {
 		c.Send(publish(0, 0, fmt.Sprint(i)+body))
 	}
-	eventually(t, "one is dropped", func() bool { return r.value(metric.MQTTRouterDropped) == 1 })
 	eventually(t, "the log names the ceiling", func() bool { return len(log.with("level=WARN", "pending byte ceiling")) == 1 })
+	r.wantValue(t, 1, metric.MQTTRouterDropped)
 	c.Send(publish(1, 1, "protected"+body), publish(2, 1, "protected too"+body))
 	eventually(t, "the two oldest have given way", func() bool {
 		return r.value(metric.MQTTRouterDropped) == 3 && r.Health().UnsettledCount == 2
@@ -183,6 +182,7 @@ func TestRefusedQoS0IsLost(t *testing.T) {
 	to.mu.Unlock()
 	c.Send(publish(1, 1, "refused"))
 	c.ExpectDisconnect()
+	c.Close()
 	fb.Accept().Handshake(present())
 	r.wantValue(t, 1, metric.MQTTReceiverEmitRejected, metric.EmitLost)
 	r.wantValue(t, 1, metric.MQTTReceiverEmitRejected, metric.EmitRecovering)
