@@ -165,29 +165,37 @@ func TestOpenPublishesEndWithTheProcess(t *testing.T) {
 }
 
 // Covers: S2-105, S2-108, S2-112
-func TestRefusedQoS0IsLost(t *testing.T) {
-	r, fb, c := receiving(t, gobridge.ModePersistent)
-	log := logged(r)
-	to := newRoute()
-	to.refuse = errors.New("no")
-	r.receiveInto(t, to)
-	c.Send(publish(0, 0, "refused"), publish(0, 0, "taken"))
-	if got := payloads(to.wait(t, 1)); !slices.Equal(got, []string{"taken"}) {
-		t.Errorf("dispatched %v", got)
-	}
-	r.wantValue(t, 1, metric.MQTTReceiverEmitRejected, metric.EmitLost)
-	r.wantValue(t, 0, metric.MQTTReceiverEmitRejected, metric.EmitRecovering)
-	to.mu.Lock()
-	to.refuse = errors.New("not now")
-	to.mu.Unlock()
-	c.Send(publish(1, 1, "refused"))
-	c.ExpectDisconnect()
-	c.Close()
-	fb.Accept().Handshake(present())
-	r.wantValue(t, 1, metric.MQTTReceiverEmitRejected, metric.EmitLost)
-	r.wantValue(t, 1, metric.MQTTReceiverEmitRejected, metric.EmitRecovering)
-	for _, text := range []string{"it is lost", "asked to send it again"} {
-		eventually(t, "warning: "+text, func() bool { return len(log.with("level=WARN", text)) == 1 })
+func TestRefusedDeliveryIsCountedByWhatBecomesOfIt(t *testing.T) {
+	for _, tt := range []struct {
+		qos     byte
+		outcome string
+		warning string
+	}{
+		{0, metric.EmitLost, "it is lost"},
+		{1, metric.EmitRecovering, "asked to send it again"},
+	} {
+		t.Run(tt.outcome, func(t *testing.T) {
+			r, _, c := receiving(t, gobridge.ModePersistent)
+			log := logged(r)
+			to := newRoute()
+			to.refuse = errors.New("no")
+			r.receiveInto(t, to)
+			c.Send(publish(uint16(tt.qos), tt.qos, "refused"))
+			eventually(t, "it is warned of", func() bool { return len(log.with("level=WARN", tt.warning)) == 1 })
+			if tt.qos > 0 {
+				c.ExpectDisconnect()
+				c.Close()
+			} else {
+				c.Send(publish(0, 0, "taken"))
+				if got := payloads(to.wait(t, 1)); !slices.Equal(got, []string{"taken"}) {
+					t.Errorf("dispatched %v", got)
+				}
+			}
+			for _, outcome := range []string{metric.EmitLost, metric.EmitRecovering} {
+				want := map[bool]uint64{true: 1}[outcome == tt.outcome]
+				r.wantValue(t, want, metric.MQTTReceiverEmitRejected, outcome)
+			}
+		})
 	}
 }
 
