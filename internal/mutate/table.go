@@ -27,7 +27,7 @@ var mutations = []mutation{
 	{"S1-303", mqtt + "/check.go", "c.Route.DeliveryMode == gobridge.DirectHold)", "c.Route.DeliveryMode == gobridge.SharedOutbox)", mqtt, "TestCheckRefusesByTheFieldWithTheFix"},
 	{"S1-314", "store/memory/outbox.go", "r.Duplicate, r.Conflict = true, other != sum", "r.Duplicate, r.Conflict = other == sum, other != sum", "store/memory", "TestOutbox"},
 	{"S1-317", eng + "/failure.go", "rec.ReplayCount > r.spec.Policy.MaxReplayAttempts && now", "rec.ReplayCount > r.spec.Policy.MaxReplayAttempts || now", eng, "TestRecordIsPoisonWhenBothAttemptsAndBudgetAreSpent"},
-	{"S1-318", eng + "/route.go", "return !w.deadline.IsZero() && !now.Before(w.deadline)", "return false", eng, "TestExpiryComesBeforePoison"},
+	{"S1-318", eng + "/failure.go", "r.toClerk(ref, gobridge.CategoryExpired)", "r.toClerk(ref, gobridge.CategoryPoison)", eng, "TestExpiryComesBeforePoison"},
 	{"S1-319", eng + "/clerk.go", "if n >= r.spec.Policy.MaxReplayAttempts {", "if n > r.spec.Policy.MaxReplayAttempts {", eng, "TestSpentBudgetsAreCountedAndTheMessageIsPoisonAtMaxReplayAttempts"},
 	{"S1-321", eng + "/failure.go", "case d.Envelope.IDOrigin == gobridge.IDGenerated:", "case false:", eng, "TestWithoutStableIdentityTheFirstSpentBudgetIsTerminal"},
 	{"S1-323", eng + "/failure.go", "r.spec.Policy.OnPermanentFailure == gobridge.ActionDrop || r.dlq == nil", "r.dlq == nil", eng, "TestPermittedDropIsCountedAndSettled"},
@@ -49,5 +49,8 @@ var mutations = []mutation{
 	{"S2-107", mqtt + "/inbound.go", "if !p.Dup || !d.same(p) {", "if true {", mqtt, "TestRedeliveredMessageFindsItsOpenDelivery"},
 	{"S2-203", eng + "/clerk.go", "r.drop(ref, metric.DropRetryUnsupportedDLQFailed)", "r.drop(ref, metric.DropQoS0Shed)", eng, "TestLossOfQoS0IsCountedOnceAndFreesTheSlot"},
 	{"S2-204", eng + "/clerk.go", "r.m.dlqFailures.Inc()", "r.m.dlqFailures.Add(2)", eng, "TestLossOfQoS0IsCountedOnceAndFreesTheSlot"},
+	{"S2-313", mqtt + "/gate.go", "case <-ctx.Done():\n\t\treturn", "case <-context.Background().Done():\n\t\treturn", mqtt, "TestGateKeepsOthersOutAndLetsCancelledCallersGo"},
+	{"S2-315", mqtt + "/recover.go", "return 2*s.set.ConnectTimeout + 6*", "return 2*s.set.ConnectTimeout + 5*", mqtt, "TestTimesOfARecoveryFollowFromOtherSettings"},
+	{"S2-324", mqtt + "/recovery.go", "case drainNotStarted:", "case drainNotStarted, drainInProgress:", mqtt, "TestRecoveryKeepsItsRulesInEverySequenceOfEvents"},
 	{"S2-405", mqtt + "/session.go", "float64(s.in.health().unsettled) / float64(s.in.window)", "float64(s.in.health().unsettled)", mqtt, "TestGaugesFollowTheUnsettledPackets"},
 }

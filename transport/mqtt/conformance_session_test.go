@@ -2,6 +2,7 @@ package mqtt
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -199,32 +200,47 @@ func TestRefusedDeliveryIsCountedByWhatBecomesOfIt(t *testing.T) {
 	}
 }
 
-// Covers: S2-104
-func TestRetryNeedsAMessageThatComesAgain(t *testing.T) {
-	for _, tt := range []struct {
-		mode string
-		qos  byte
-	}{{gobridge.ModePersistent, 0}, {gobridge.ModeEphemeral, 0}, {gobridge.ModeEphemeral, 1}} {
-		t.Run(fmt.Sprintf("%s QoS %d", tt.mode, tt.qos), func(t *testing.T) {
-			r, fb, c := receiving(t, tt.mode)
-			to, _ := r.receive(t)
-			c.Send(publish(uint16(tt.qos), tt.qos, "a"))
-			d := to.wait(t, 1)[0]
-			if d.Redeliverable {
-				t.Error("it is redeliverable")
-			}
-			if err := d.Retry(0, errors.New("failed")); !errors.Is(err, gobridge.ErrNotSupported) {
-				t.Errorf("Retry: %v, want not supported", err)
-			}
-			d.Ack() // still possible
-			r.Receiver().Flush()
-			if tt.qos > 0 {
-				expectPuback(t, c, 1)
-			}
-			if fb.Connections() != 1 {
-				t.Error("the session reconnected")
-			}
-		})
+// The gate admits one at a time, and whoever is not wanted any more leaves the queue.
+//
+// Covers: S2-311, S2-313
+func TestGateKeepsOthersOutAndLetsCancelledCallersGo(t *testing.T) {
+	fb := bridgetest.NewFakeBroker(t)
+	r := startSession(t, testUse(fb.URL(), gobridge.ModePersistent, topics(1, "in/#")))
+	t.Cleanup(fb.CutAll)
+	c := fb.Accept()
+	if err := r.gate.acquire(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	c.Handshake(nil)
+	c.ExpectNothing(50 * time.Millisecond) // the reconcile waits
+	ctx, cancel := context.WithCancelCause(t.Context())
+	left := make(chan error, 1)
+	go func() { left <- r.gate.acquire(ctx) }()
+	reason := errors.New("not wanted any more")
+	cancel(reason)
+	select {
+	case err := <-left:
+		if !errors.Is(err, reason) {
+			t.Errorf("left with %v", err)
+		}
+	case <-time.After(testWait):
+		t.Fatal("a cancelled caller waits for the gate")
+	}
+	r.gate.release()
+	c.Grant(c.ExpectSubscribe())
+	r.awaitReady(t)
+}
+
+// Covers: S2-310, S2-315
+func TestTimesOfARecoveryFollowFromOtherSettings(t *testing.T) {
+	r := startSession(t, testUse("tcp://127.0.0.1:1", gobridge.ModePersistent, topics(1, "in/#"), func(s *SessionSettings, _ *SenderSettings) {
+		s.ConnectTimeout, s.ReconcileTimeout, s.UnmatchedGrace = 3*time.Second, 5*time.Second, new(7*time.Second)
+	}))
+	if got, want := r.recoveryBound(), (2*3+6*5+2*7)*time.Second; got != want {
+		t.Errorf("recovery bound %s, want %s", got, want)
+	}
+	if r.spacing != 30*time.Second {
+		t.Errorf("spacing %s, want 30s", r.spacing)
 	}
 }
 

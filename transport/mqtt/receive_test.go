@@ -366,6 +366,7 @@ func TestRefusedDelivery(t *testing.T) {
 	})
 }
 
+// Covers: S2-104
 func TestRetryWhereNothingComesAgainIsNotSupported(t *testing.T) {
 	tests := []struct {
 		name string
