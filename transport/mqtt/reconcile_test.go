@@ -128,7 +128,7 @@ func TestRefusedFilterIsTheReasonAndIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// Covers: S1-522, S1-523, S1-526
+// Covers: S1-522, S1-523, S1-525, S1-526
 func TestDowngradedGrant(t *testing.T) {
 	t.Run("three times is the broker's rule", func(t *testing.T) {
 		r, fb, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/a", "in/b"), nil)
