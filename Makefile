@@ -48,6 +48,10 @@ fuzz: ## every fuzz target for a short while
 bench: ## Go benchmarks; compare runs with benchstat
 	go test -run='^$$' -bench=. -benchmem $(ARGS) ./...
 
+.PHONY: mutate
+mutate: ## plant a fault for each of some promises; their tests have to fail
+	go run ./internal/mutate $(ARGS)
+
 .PHONY: vuln
 vuln: ## known vulnerabilities; needs its database online
 	$(TOOL) govulncheck ./...

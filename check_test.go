@@ -95,6 +95,7 @@ const (
 	memoryLedger = "stores.replay_ledger: the counts of failed attempts are kept in memory and are lost when the process ends (there is no durable store here)"
 )
 
+// Covers: S1-409, S1-502
 func TestCheckCompletesAShortSpec(t *testing.T) {
 	inline := &Spec{
 		Bridge:   BridgeSpec{ID: "b"},
@@ -230,6 +231,7 @@ func TestCheckRefuses(t *testing.T) {
 			`routes[0].bindings[0].sender_id: there is no sender "s" (there are no senders yet; write one)`,
 		}},
 
+		// Covers: S1-517
 		{"two receivers on a session", func(s *Spec) {
 			s.Routes = append(s.Routes, RouteSpec{
 				ID: "two", Receiver: &ReceiverSpec{SessionID: "in", Topics: []TopicSpec{{Topic: "b"}}},
@@ -238,6 +240,7 @@ func TestCheckRefuses(t *testing.T) {
 		}, []string{
 			`routes[1].receiver.session_id: session "in" already has a receiver, receivers[0] (give each receiver a session of its own; one receiver may have many topics)`,
 		}},
+		// Covers: S1-517
 		{"receiver of two routes", func(s *Spec) {
 			s.Routes = append(s.Routes, RouteSpec{ID: "two", ReceiverID: "r", Bindings: []BindingSpec{{SenderID: "s", Address: "b"}}})
 		}, []string{
@@ -369,6 +372,7 @@ func TestCheckRefuses(t *testing.T) {
 			`routes[0].bindings[0].address: address "{topic[2]}" asks for a level that no topic of the filter "a/+" has (use a lower level; levels count from 0)`,
 		}},
 
+		// Covers: S1-414
 		{"wrong words", func(s *Spec) {
 			s.Routes[0].DeliveryMode, s.Routes[0].DispatchMode, s.Routes[0].Policy.OnExpired = "fast", "both", "keep"
 			s.Receivers[0].Identity = "name"
@@ -406,6 +410,7 @@ func TestCheckRefuses(t *testing.T) {
 		{"backoff upside down", policy(func(p *PolicySpec) { p.Backoff.InitialInterval = time.Minute }), []string{
 			"routes[0].policy.backoff.max_interval: max_interval 30s is shorter than initial_interval 1m0s (write at least 1m0s)",
 		}},
+		// Covers: S1-335
 		{"dead letters without a queue", func(s *Spec) {
 			s.Stores.DLQ.Type = StoreNone
 			s.Routes[0].Policy.OnFiltered = ActionDLQ
@@ -414,6 +419,7 @@ func TestCheckRefuses(t *testing.T) {
 			"routes[0].policy.on_expired: on_expired is dlq, but stores.dlq.type is none (write on_expired: drop, or remove type: none)",
 			"routes[0].policy.on_filtered: on_filtered is dlq, but stores.dlq.type is none (write on_filtered: drop, or remove type: none)",
 		}},
+		// Covers: S1-335
 		{"QoS 0 without a dead-letter queue", func(s *Spec) {
 			s.Stores.DLQ.Type = StoreNone
 			s.Routes[0].Policy.OnPermanentFailure, s.Routes[0].Policy.OnExpired = ActionDrop, ActionDrop
@@ -439,12 +445,14 @@ func TestCheckWarns(t *testing.T) {
 		want []string
 	}{
 		{"volatile stores asked for by name", func(s *Spec) { s.Stores.DLQ.Type, s.Stores.ReplayLedger.Type = "memory", "memory" }, []string{memoryDLQ, memoryLedger}},
+		// Covers: S1-305
 		{"QoS 0 filters by name", func(s *Spec) {
 			s.Receivers[0].Topics = []TopicSpec{{Topic: "a"}, {Topic: "b", QoS: new(0)}, {Topic: "c/#", QoS: new(0)}}
 		}, []string{
 			memoryDLQ, memoryLedger,
 			`receivers[0].topics: QoS 0 is best effort: messages of "b", "c/#" can be lost (G04) (subscribe with qos: 1 where every message counts)`,
 		}},
+		// Covers: S1-335
 		{"QoS 0 without a dead-letter queue, permitted", func(s *Spec) {
 			s.Stores.DLQ.Type = StoreNone
 			s.Routes[0].Policy = PolicySpec{OnPermanentFailure: ActionDrop, OnExpired: ActionDrop, AllowRetryDrop: true}

@@ -79,6 +79,7 @@ func TestValidateFilterNamesTheReason(t *testing.T) {
 	}
 }
 
+// Covers: S1-805
 func TestSplitShare(t *testing.T) {
 	for _, tc := range []struct {
 		in, group, filter string

@@ -122,6 +122,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// Covers: S1-412, S2-402
 func TestDeepHealthHasThePromisedFields(t *testing.T) {
 	session := gobridge.SessionHealth{
 		State: "ready", Connected: true, SessionPresent: true, SubscriptionsWanted: 2, SubscriptionsActive: 1,

@@ -7,6 +7,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
+// Covers: S1-110, S1-301
 func TestKilledBridgeLosesNothing(t *testing.T) {
 	n, kills := pick(4000, 20_000), pick(4, 10)
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
@@ -53,6 +54,7 @@ func TestKilledBridgeLosesNothing(t *testing.T) {
 	b.stop()
 }
 
+// Covers: S1-301
 func TestKilledBridgeRepeatsAtMostItsWindow(t *testing.T) {
 	n, kills := pick(4000, 20_000), pick(4, 10)
 	const maxInFlight = 192
@@ -90,6 +92,8 @@ func TestKilledBridgeRepeatsAtMostItsWindow(t *testing.T) {
 }
 
 // An acknowledgement at the source is the destination's confirmation.
+//
+// Covers: S1-107, S1-414, S2-507
 func TestNothingIsAcknowledgedWhileTheDestinationIsDown(t *testing.T) {
 	t.Parallel()
 	const n = 500
@@ -120,6 +124,8 @@ func TestNothingIsAcknowledgedWhileTheDestinationIsDown(t *testing.T) {
 }
 
 // A stopped bridge has a queue at its source.
+//
+// Covers: S2-503
 func TestMessagesForAStoppedBridgeWait(t *testing.T) {
 	t.Parallel()
 	const n = 10

@@ -70,6 +70,8 @@ func TestMessagesTooLargeForTheDestinationAreDeadLettered(t *testing.T) {
 
 // Messages that break a limit of the bridge are acknowledged, dropped and counted;
 // one line of the log for each kind.
+//
+// Covers: S1-201, S1-203, S1-205, S1-206, S1-207, S1-214
 func TestMessagesOverTheBridgesLimitsAreDroppedAndCounted(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})

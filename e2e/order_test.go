@@ -93,6 +93,8 @@ func TestQoS2IsExactlyOnceAndInOrderThroughLinkCuts(t *testing.T) {
 
 // V1: mosquitto 2.0.11 sends far more than the window once acknowledgements follow a
 // backlog.
+//
+// Covers: S1-612
 func TestBacklogPastTheReceiveMaximumIsKept(t *testing.T) {
 	const n, window = 6000, 192
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})

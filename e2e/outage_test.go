@@ -94,6 +94,8 @@ func TestSilentOutageLosesNothing(t *testing.T) {
 }
 
 // A destination that does not answer must not cost the connection to the source.
+//
+// Covers: S1-601
 func TestHangingDestinationDoesNotDisconnectTheSource(t *testing.T) {
 	const keepAlive = 5
 	hang, n := time.Duration(pick(12, 60))*time.Second, pick(1000, 5000)

@@ -54,6 +54,8 @@ func TestOutageOfTheDestinationFillsTheOutbox(t *testing.T) {
 
 // Decision C5: a full outbox holds the source, says so, and takes more when it has
 // been drained to 80 %.
+//
+// Covers: S1-405, S1-407
 func TestFullOutboxHoldsTheRestAtTheSource(t *testing.T) {
 	n := pick(4000, 20_000)
 	limit := n / 2
@@ -113,6 +115,8 @@ func TestFullOutboxHoldsTheRestAtTheSource(t *testing.T) {
 }
 
 // G05: what is stored needs neither its source nor the process that took it.
+//
+// Covers: S1-307, S1-404
 func TestStoredMessagesOutliveSourceAndCrash(t *testing.T) {
 	n := pick(2000, 20_000)
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})

@@ -46,6 +46,8 @@ func refusing(t *testing.T) (dest *bridgetest.Mosquitto, permit func()) {
 
 // G18: what a destination refuses becomes a dead letter with all that is known of it,
 // and arrives once, as it was, when it is redriven.
+//
+// Covers: S1-329
 func TestRefusedMessagesAreDeadLetteredAndRedriven(t *testing.T) {
 	t.Parallel()
 	const good = 200
@@ -179,6 +181,8 @@ func contentOf(p *packets.Publish) content {
 // G12: a record is poison when it has failed more than max_replay_attempts times and
 // replay_budget has passed since the first time. The count is durable; messages
 // behind it do not wait.
+//
+// Covers: S1-317
 func TestPoisonIsGivenUpAfterBothBounds(t *testing.T) {
 	t.Parallel()
 	const attempts, budget, good = 2, 1500 * time.Millisecond, 20

@@ -20,6 +20,8 @@ import (
 // Decision C6: damage in the file of the stores costs what is in the damaged bytes.
 // Everything else is delivered, the loss is counted, and readiness names it until
 // somebody has taken note.
+//
+// Covers: S1-411
 func TestDamagedStoreLosesOnlyWhatIsDamaged(t *testing.T) {
 	const page = 4096
 	for name, harm := range map[string]struct {

@@ -312,6 +312,8 @@ func TestRetainedMessagesAndTheirRemovalCross(t *testing.T) {
 
 // A message that always fails is given up after its attempts, and the others do
 // not wait for ever.
+//
+// Covers: S1-320, S2-201
 func TestAMessageThatAlwaysFailsDoesNotStopTheOthers(t *testing.T) {
 	t.Parallel()
 	const n, bad = 100, 3
@@ -351,6 +353,7 @@ func TestAMessageThatAlwaysFailsDoesNotStopTheOthers(t *testing.T) {
 	}
 	b.expectCounter(1, "dlq_entries")
 	b.expectCounter(n-1, "messages_sent")
+	b.expectCounter(0, "mqtt_receiver_emit_rejected", `session_id="source"`)
 	b.conserved()
 	if code := b.Term(patience); code != 0 {
 		t.Errorf("exit code %d, want 0", code)

@@ -12,6 +12,8 @@ import (
 )
 
 // What a resumed session delivers before SUBACK has somewhere to go.
+//
+// Covers: S1-609
 func TestResumedSessionDeliversBeforeSuback(t *testing.T) {
 	t.Parallel()
 	const n = 50
@@ -74,6 +76,8 @@ func received[P any](fake *bridgetest.FakeBroker) []P {
 }
 
 // Retained values cross once, not once for each reconnect.
+//
+// Covers: S1-534
 func TestReconnectsDoNotReplayRetainedMessages(t *testing.T) {
 	t.Parallel()
 	const n, bounces = 100, 5
@@ -115,6 +119,8 @@ func TestReconnectsDoNotReplayRetainedMessages(t *testing.T) {
 // Two bridges with one client id do not fight for ever. Their sessions keep nothing in
 // the broker: a persistent one would not even begin to, because its history does not know
 // the session of the other.
+//
+// Covers: S1-807, S1-812
 func TestSharedClientIDBacksOff(t *testing.T) {
 	t.Parallel()
 	wait := pick(6*time.Second, 30*time.Second)
@@ -163,6 +169,8 @@ func TestSharedClientIDBacksOff(t *testing.T) {
 }
 
 // A broker that forgot the session is subscribed to again, and it is told.
+//
+// Covers: S1-302, S1-528
 func TestForgottenSessionIsSubscribedAgain(t *testing.T) {
 	t.Parallel()
 	const bounces, n = 3, 100

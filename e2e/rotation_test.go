@@ -100,6 +100,8 @@ func rotations(session string) (name, label string) {
 
 // Password and client certificate change under load: nothing is lost, and each change
 // costs one reconnect that keeps the session.
+//
+// Covers: S1-518, S1-519, S1-520
 func TestCredentialsRotateUnderLoad(t *testing.T) {
 	t.Parallel()
 	rounds, n := pick(3, 10), pick(8_000, 40_000)
@@ -139,6 +141,8 @@ func TestCredentialsRotateUnderLoad(t *testing.T) {
 }
 
 // A key that does not belong to its certificate changes nothing but what is told.
+//
+// Covers: S1-519, S1-520
 func TestBrokenPairKeepsTheOldOne(t *testing.T) {
 	t.Parallel()
 	const n = 200
@@ -166,6 +170,7 @@ func TestBrokenPairKeepsTheOldOne(t *testing.T) {
 	b.stop()
 }
 
+// Covers: S1-521
 func TestRotationDuringAnOutageRecoversByItself(t *testing.T) {
 	t.Parallel()
 	const n = 200

@@ -28,6 +28,8 @@ func member(t *testing.T, source, dest string, n int) *config {
 // Three bridges share one subscription: each takes a part of the messages. mosquitto
 // goes on giving a persistent member its part while it is away, beside what it had in
 // flight: only when it comes back under its own client id is nothing lost.
+//
+// Covers: S1-801, S1-802, S1-803, S1-804
 func TestShareMembersLoseNothingWhenOneIsKilled(t *testing.T) {
 	t.Parallel()
 	n, kills := pick(6000, 60_000), pick(2, 10)
@@ -87,6 +89,8 @@ func TestShareMembersLoseNothingWhenOneIsKilled(t *testing.T) {
 
 // One config for every instance: the host name makes them different clients, and what
 // is needed for that is said once.
+//
+// Covers: S1-810, S1-813, S1-814, S1-815, S1-816
 func TestClientIDSuffixIsWhatTheBrokerSees(t *testing.T) {
 	t.Parallel()
 	const n = 50

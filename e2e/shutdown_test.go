@@ -48,6 +48,7 @@ func TestStopsUnderLoadLoseAndRepeatNothing(t *testing.T) {
 	}
 }
 
+// Covers: S2-209
 func TestStopDuringAnOutageLeavesTheRestAtTheSource(t *testing.T) {
 	t.Parallel()
 	const n, shutdownTimeout = 500, 5 * time.Second

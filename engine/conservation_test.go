@@ -17,6 +17,8 @@ import (
 
 // TestEveryMessageHasOneOutcomeUnderRandomFaults drives a route with random
 // messages and faults, heals everything, and asks where each message went.
+//
+// Covers: S1-412
 func TestEveryMessageHasOneOutcomeUnderRandomFaults(t *testing.T) {
 	for seed := range uint64(40) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

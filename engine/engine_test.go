@@ -18,6 +18,7 @@ import (
 // inBubble runs a test on the bubble's clock.
 func inBubble(t *testing.T, f func(t *testing.T)) { synctest.Test(t, f) }
 
+// Covers: S1-107, S2-506
 func TestMessagesGoThroughInOrderAndAreSettledAfterTheirConfirmation(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))
@@ -90,6 +91,7 @@ func TestAnOutageAnswerIsHeldForItsRetryAfter(t *testing.T) {
 	})
 }
 
+// Covers: S1-322, S1-324, S2-208
 func TestARefusedMessageIsDeadLetteredWithItsEvidenceBeforeItIsSettled(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))
@@ -167,6 +169,7 @@ func TestABlipIsRetriedInProcess(t *testing.T) {
 	})
 }
 
+// Covers: S1-319
 func TestSpentBudgetsAreCountedAndTheMessageIsPoisonAtMaxReplayAttempts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(func(r *gobridge.RouteSpec) { r.Policy.MaxReplayAttempts = 3 }))
@@ -188,6 +191,7 @@ func TestSpentBudgetsAreCountedAndTheMessageIsPoisonAtMaxReplayAttempts(t *testi
 	})
 }
 
+// Covers: S1-321
 func TestWithoutStableIdentityTheFirstSpentBudgetIsTerminal(t *testing.T) {
 	for name, budget := range map[string]time.Duration{"after the budget": 60 * time.Second, "at the first failure": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -210,6 +214,7 @@ func TestWithoutStableIdentityTheFirstSpentBudgetIsTerminal(t *testing.T) {
 	}
 }
 
+// Covers: S1-326, S2-202, S2-203
 func TestQoS0IsDeadLetteredOrLostOnceWhenNothingCanRedeliverIt(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))
@@ -267,6 +272,7 @@ func TestFanOutBuriesOneBindingAloneAndAHeldBindingHoldsTheDelivery(t *testing.T
 	})
 }
 
+// Covers: S1-322, S1-323
 func TestExpiredMessages(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*gobridge.RouteSpec)
@@ -357,6 +363,7 @@ func TestHeldQoS0IsShedOldestFirst(t *testing.T) {
 	})
 }
 
+// Covers: S2-209
 func TestStopSettlesWhatIsUnderWayAndLeavesWhatIsHeld(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))

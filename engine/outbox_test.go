@@ -22,6 +22,7 @@ func outboxSpec(change func(r *gobridge.RouteSpec)) *gobridge.Spec {
 	})
 }
 
+// Covers: S1-108
 func TestOutboxAcknowledgesTheSourceWhileTheDestinationIsDown(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -68,6 +69,7 @@ func TestOutboxKeepsOrderBeyondWhatItHoldsInMemory(t *testing.T) {
 	})
 }
 
+// Covers: S1-405
 func TestFullOutboxHoldsTheSourceAndRecoversAt80Percent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(func(r *gobridge.RouteSpec) { r.Policy.MaxOutboxDepth, r.Policy.MaxInFlight = 100, 10 }))
@@ -87,6 +89,7 @@ func TestFullOutboxHoldsTheSourceAndRecoversAt80Percent(t *testing.T) {
 	})
 }
 
+// Covers: S1-108, S1-405
 func TestFailingOutboxHoldsTheSourceUncharged(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -105,6 +108,7 @@ func TestFailingOutboxHoldsTheSourceUncharged(t *testing.T) {
 	})
 }
 
+// Covers: S2-508
 func TestOutboxThatCannotCompleteDoesNotSendTwice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -124,6 +128,7 @@ func TestOutboxThatCannotCompleteDoesNotSendTwice(t *testing.T) {
 	})
 }
 
+// Covers: S1-311, S1-313, S1-402, S2-510
 func TestDuplicateIdentitiesCollapseAndEqualMessagesWithoutOneDoNot(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -145,6 +150,7 @@ func TestDuplicateIdentitiesCollapseAndEqualMessagesWithoutOneDoNot(t *testing.T
 	})
 }
 
+// Covers: S1-317
 func TestRecordIsPoisonWhenBothAttemptsAndBudgetAreSpent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(func(r *gobridge.RouteSpec) {
@@ -172,6 +178,7 @@ func TestRecordIsPoisonWhenBothAttemptsAndBudgetAreSpent(t *testing.T) {
 	})
 }
 
+// Covers: S1-329, S1-330
 func TestRecordStaysUntilItsDeadLetterIsWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -190,6 +197,7 @@ func TestRecordStaysUntilItsDeadLetterIsWritten(t *testing.T) {
 	})
 }
 
+// Covers: S1-408
 func TestExpiredRecordIsNotSent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -230,6 +238,7 @@ func TestFanOutThroughTheOutboxDrainsEachBindingAlone(t *testing.T) {
 	})
 }
 
+// Covers: S1-307, S2-508
 func TestStopLeavesRecordsInTheOutboxAndTheNextProcessSendsThem(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		store := storemem.NewOutboxStore(time.Hour)
@@ -249,6 +258,7 @@ func TestStopLeavesRecordsInTheOutboxAndTheNextProcessSendsThem(t *testing.T) {
 	})
 }
 
+// Covers: S1-404, S2-509
 func TestFailedPersistAtTheStopLeavesDeliveriesAtTheirSource(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))

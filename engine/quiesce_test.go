@@ -83,6 +83,7 @@ func TestQuiesceGivesBackAtOnceWhatOnlyWaits(t *testing.T) {
 	}
 }
 
+// Covers: S2-306, S2-307
 func TestQuiesceAwaitsSendsAndGivesBackThoseThatFail(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer   error
@@ -269,6 +270,7 @@ func TestQuiesceGivesBackWhatWaitsForAFailingOutbox(t *testing.T) {
 	})
 }
 
+// Covers: S1-324, S1-325, S2-208
 func TestAFailedDeadLetterWriteAsksTheSourceAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))

@@ -9,6 +9,7 @@ import (
 	"github.com/gobridge/gobridge/metric"
 )
 
+// Covers: S2-326
 func TestADeadInstanceIsReplacedAndWhatItsRouteHeldComesAgain(t *testing.T) {
 	for _, mode := range bothModes {
 		t.Run(mode, func(t *testing.T) {

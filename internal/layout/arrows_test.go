@@ -42,7 +42,7 @@ var rooms = []room{
 	{"bench/...", []string{"./..."}, true, "measurements may reach anywhere"},
 	{"e2e", nil, false, "end-to-end tests drive the binary from outside: the package is its tests"},
 	{"examples/...", []string{".", "metric", "engine/...", "transport/...", "store/...", "processor/...", "credential/...", "config/...", "admin/...", "kinds"}, true, "examples use what an embedder can use"},
-	{"internal/...", nil, false, "the repository's own tools run before anything else builds"},
+	{"internal/...", []string{"internal/..."}, false, "the repository's own tools run before anything else builds"},
 }
 
 // library limits a third-party module to the rooms that exist to wrap it.

@@ -13,6 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// Covers: S1-314
 func TestOutbox(t *testing.T) {
 	t.Parallel()
 	bridgetest.RunOutbox(t, bridgetest.OutboxHarness{New: func(testing.TB) func() gobridge.Outbox {

@@ -148,6 +148,7 @@ func once(file []byte, ids []int, size int) map[int]bool {
 	return there
 }
 
+// Covers: S1-411
 func TestDamagedPagesCostOnlyWhatIsOnThem(t *testing.T) {
 	t.Parallel()
 	const records, letters, size = 1500, 60, 500

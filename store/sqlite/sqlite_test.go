@@ -47,6 +47,7 @@ func dlqIn(t testing.TB, dir string, change ...func(*DLQOptions)) func() gobridg
 	})
 }
 
+// Covers: S1-314, S2-508
 func TestOutbox(t *testing.T) {
 	t.Parallel()
 	bridgetest.RunOutbox(t, bridgetest.OutboxHarness{New: func(t testing.TB) func() gobridge.Outbox {
@@ -61,6 +62,7 @@ func TestDLQ(t *testing.T) {
 	}})
 }
 
+// Covers: S1-320
 func TestLedger(t *testing.T) {
 	t.Parallel()
 	bridgetest.RunLedger(t, bridgetest.LedgerHarness{New: func(t testing.TB) func() gobridge.Ledger {

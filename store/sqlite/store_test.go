@@ -128,6 +128,7 @@ func TestForeignAndNewerFilesAreRefused(t *testing.T) {
 	}
 }
 
+// Covers: S1-406, S1-407
 func TestEvidenceEndsAndWaitingRecordsStay(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

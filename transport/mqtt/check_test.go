@@ -50,6 +50,7 @@ func problemsOf(s *gobridge.Spec) (faults, warnings []string) {
 	return faults, warnings
 }
 
+// Covers: S1-603
 func TestTwoBrokersAndOneRouteAreCompleted(t *testing.T) {
 	s := twoBrokers()
 	faults, warnings := problemsOf(s)
@@ -245,12 +246,15 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 			`routes[0].receiver.topics[4].topic: "$share/g/" is not a topic filter: a shared filter has the form $share/<group>/<filter> (write a filter such as "sensors/#" or "+/state")`,
 		}},
 
+		// Covers: S1-303, S2-111
 		{"QoS 1 on an ephemeral session (G03)", func(s *gobridge.Spec) { s.Sessions[0].Mode = gobridge.ModeEphemeral }, []string{
 			"sessions[0].session_mode: session_mode is ephemeral: " + lost + " (write session_mode: persistent, or qos: 0 for topics that may be lost)",
 		}},
+		// Covers: S1-303, S1-304
 		{"QoS 1 on a persistent clean start (G03)", edge(func(s *SessionSettings) { s.CleanStart = new(true) }), []string{
 			"sessions[0].options.session.clean_start: clean_start: true contradicts session_mode persistent: the broker would forget the session on each connect; " + lost + " (remove clean_start, or write session_mode: ephemeral with qos: 0)",
 		}},
+		// Covers: S1-304
 		{"persistent clean start without a receiver", func(s *gobridge.Spec) {
 			s.Sessions[1].Mode = gobridge.ModePersistent
 			sessionSettings(&s.Sessions[1]).CleanStart = new(true)
@@ -264,6 +268,7 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 			"sessions[1].options.session.session_expiry_interval: session_expiry_interval contradicts session_mode ephemeral, of which the broker keeps nothing (write session_mode: persistent, or remove it)",
 		}},
 
+		// Covers: S1-703, S1-704
 		{"over the memory budget", edge(func(s *SessionSettings) { s.ReceiveMaximum = 1000 }), []string{
 			"sessions[0].options.session.ingress_memory_budget_bytes: messages can take 537657344 bytes, the budget is 268435456: (max_payload_bytes 262144 + 131072) x (receive_maximum 1000 + max_in_flight 192 + 2) + 64 MiB + 1 MiB (lower receive_maximum, max_payload_bytes or the route's policy.max_in_flight, or write ingress_memory_budget_bytes: 537657344)",
 		}},
@@ -311,6 +316,7 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 	}
 }
 
+// Covers: S1-305
 func TestCheckAccepts(t *testing.T) {
 	for name, edit := range map[string]func(s *gobridge.Spec){
 		"QoS 0 on an ephemeral session (G04)": func(s *gobridge.Spec) { s.Routes[0].Receiver.Topics[0].QoS = new(0) },
@@ -370,6 +376,7 @@ func TestCheckWarnsOfWeakProtection(t *testing.T) {
 	}
 }
 
+// Covers: S1-309
 func TestCheckWarnsOfAnEphemeralSourceBeforeTheOutbox(t *testing.T) {
 	s := twoBrokers()
 	s.Sessions[0].Mode = gobridge.ModeEphemeral
@@ -385,6 +392,7 @@ func TestCheckWarnsOfAnEphemeralSourceBeforeTheOutbox(t *testing.T) {
 	}
 }
 
+// Covers: S1-703, S1-704, S1-705
 func TestReceiveMaximumIsTheLargestThatFits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := twoBrokers()
@@ -411,6 +419,7 @@ func TestReceiveMaximumIsTheLargestThatFits(t *testing.T) {
 	})
 }
 
+// Covers: S1-706
 func TestDefaultsNeedWhatTheContractSays(t *testing.T) {
 	if got, want := memoryNeed(DefaultMaxPayloadBytes, DefaultReceiveMaximum, 192), int64(209.75*(1<<20)); got != want {
 		t.Errorf("need %d, want %d", got, want)

@@ -11,6 +11,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
+// Covers: S1-110
 func TestTransportConformsOnMosquitto(t *testing.T) {
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	bridgetest.RunTransport(t, harness(t, broker.URL(), broker.Addr()))

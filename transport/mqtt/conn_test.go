@@ -261,6 +261,7 @@ func TestGuardConnDispatchesNothingBehindTheConnackBeforeTheNextRead(t *testing.
 	}
 }
 
+// Covers: S1-209, S1-210, S1-615
 func TestGuardConnRefusesWhatBreaksTheProtocol(t *testing.T) {
 	malformed := func(packet, what string, reason byte, dump string) error {
 		return &wire.MalformedError{Packet: packet, What: what, Reason: reason, Dump: dump}

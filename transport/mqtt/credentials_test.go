@@ -113,6 +113,7 @@ func (d *doorkeeper) session(t *testing.T, source *rotating) *running {
 	return r
 }
 
+// Covers: S1-518
 func TestChangedPasswordTakesOneReconnectThatKeepsTheSession(t *testing.T) {
 	t.Parallel()
 	d := newDoorkeeper(t, "one", "two")
@@ -131,6 +132,7 @@ func TestChangedPasswordTakesOneReconnectThatKeepsTheSession(t *testing.T) {
 	}
 }
 
+// Covers: S1-519
 func TestBrokenCredentialLeavesTheOldInPlace(t *testing.T) {
 	t.Parallel()
 	d := newDoorkeeper(t, "one", "two")
@@ -180,6 +182,8 @@ func TestRefusedCredentialWaitsForItsChange(t *testing.T) {
 }
 
 // D10: a broker that does not know the new credential yet still lets the bridge in.
+//
+// Covers: S1-519
 func TestRefusedNewCredentialIsTriedInTurnWithThePreviousOne(t *testing.T) {
 	t.Parallel()
 	d := newDoorkeeper(t, "one")
@@ -225,6 +229,7 @@ func TestBothCredentialsRefusedIsPermanent(t *testing.T) {
 	r.wantValue(t, 1, metric.CredentialRotations)
 }
 
+// Covers: S1-521
 func TestCredentialThatChangesDuringAnOutageIsUsedAtTheNextConnect(t *testing.T) {
 	t.Parallel()
 	d := newDoorkeeper(t, "one")

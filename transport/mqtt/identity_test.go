@@ -12,6 +12,7 @@ import (
 	"github.com/gobridge/gobridge"
 )
 
+// Covers: S1-813, S1-814
 func TestSuffixIsAppendedOnce(t *testing.T) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -43,6 +44,7 @@ func TestSuffixIsAppendedOnce(t *testing.T) {
 	}
 }
 
+// Covers: S1-817
 func TestSuffixIsRefused(t *testing.T) {
 	named := func() (string, error) { return "web-1", nil }
 	for name, c := range map[string]struct {
@@ -80,6 +82,7 @@ func TestSuffixIsRefused(t *testing.T) {
 	}
 }
 
+// Covers: S1-810, S1-809
 func TestShareWarnsOfTheClientIDOfADurableSession(t *testing.T) {
 	const plain, shared = "a/#", "$share/g/a/#"
 	for name, c := range map[string]struct {

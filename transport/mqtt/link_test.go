@@ -14,6 +14,7 @@ import (
 	"github.com/gobridge/gobridge/metric"
 )
 
+// Covers: S1-204, S1-527, S2-501, S2-503
 func TestConnectSaysWhatTheSessionIs(t *testing.T) {
 	set := func(s *SessionSettings, _ *SenderSettings) {
 		s.ReceiveMaximum, s.MaxPayloadBytes = 50, 1000
@@ -185,6 +186,8 @@ func TestConnectTimeoutCoversTheWholeConnect(t *testing.T) {
 }
 
 // A broker that accepts and closes at once must not be hammered (D9).
+//
+// Covers: S1-812
 func TestConnectionsThatEndAtOnceAreBackedOff(t *testing.T) {
 	t.Parallel()
 	fb := bridgetest.NewFakeBroker(t)
@@ -204,6 +207,7 @@ func TestConnectionsThatEndAtOnceAreBackedOff(t *testing.T) {
 	}
 }
 
+// Covers: S1-812
 func TestReportedTakeoverIsCountedAndBackedOff(t *testing.T) {
 	t.Parallel()
 	r, fb, c := sendOnly(t, gobridge.ModePersistent, nil, func(s *SessionSettings, _ *SenderSettings) {
@@ -227,6 +231,7 @@ func TestDisconnectReasonIsTold(t *testing.T) {
 	eventually(t, "reason is told", func() bool { return strings.Contains(r.Health().LastError, "0x97") })
 }
 
+// Covers: S1-302, S1-528, S1-529, S1-530
 func TestLostResumeIsSignalled(t *testing.T) {
 	r, fb, c := receiving(t, gobridge.ModePersistent)
 	r.wantValue(t, 0, metric.MQTTSessionResumeLost) // not on a cold start
@@ -285,6 +290,8 @@ func TestIdleConnectionStaysUp(t *testing.T) {
 }
 
 // The route does not take anything: the reader still sees PINGRESP.
+//
+// Covers: S1-601, S1-608
 func TestStalledRouteDoesNotEndTheConnection(t *testing.T) {
 	t.Parallel()
 	r, fb, c := receiving(t, gobridge.ModePersistent, keepAlive(1))

@@ -33,6 +33,8 @@ func publishAll(t *testing.T, c *bridgetest.Client, topic string, retain bool, p
 
 // A process starts again with 50 messages queued and retained topics: nothing is
 // subscribed to, nothing is replayed, all 50 arrive, once and in order (V7).
+//
+// Covers: S1-534
 func TestRestartedProcessReplaysNothingOnMosquitto(t *testing.T) {
 	const queued = 50
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
@@ -107,6 +109,8 @@ func TestNarrowedFilterOnMosquitto(t *testing.T) {
 
 // The broker forgets everything while the bridge is down: the first connect says
 // so, and the session works again.
+//
+// Covers: S1-302, S1-531
 func TestBrokerThatForgotWhileTheBridgeWasDownOnMosquitto(t *testing.T) {
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Volatile: true})
 	h := newFakeHistory()

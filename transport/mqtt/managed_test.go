@@ -203,6 +203,8 @@ func expectAsked(t *testing.T, c *bridgetest.FakeConn, filters ...string) *packe
 }
 
 // Session Present=false proves that the baseline is empty: no manual step (V5).
+//
+// Covers: S1-530
 func TestNewIdentityStartsByItself(t *testing.T) {
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	r, c := nextProcess(t, fb, h, topics(1, "in/#"), nil)
@@ -248,6 +250,8 @@ func TestFilterIsRememberedBeforeItsSubscribe(t *testing.T) {
 
 // The first connect of a process: the history equals the wanted filters, so that
 // nothing is sent, and nothing is replayed (V7).
+//
+// Covers: S1-532
 func TestResumedSessionWithAnEqualHistoryIsNotSubscribed(t *testing.T) {
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	wanted := topics(1, "in/a", "in/b")
@@ -352,6 +356,8 @@ func TestRefusedUnsubscribeIsTheReason(t *testing.T) {
 }
 
 // A history that is not empty makes the first connect of a process answerable.
+//
+// Covers: S1-302, S1-529, S1-531
 func TestLostResumeIsCountedOnTheFirstConnect(t *testing.T) {
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	subscribedOnce(t, fb, h, topics(1, "in/old", "in/a"))

@@ -39,6 +39,7 @@ func received(t testing.TB, p wire.Publish, user ...wire.UserProperty) *wire.Pub
 
 func prop(name, value string) wire.UserProperty { return wire.UserProperty{Name: name, Value: value} }
 
+// Covers: S1-516
 func TestFillEnvelopeTakesEveryField(t *testing.T) {
 	p := received(t, wire.Publish{
 		QoS: 2, PacketID: 7, Retain: true, Topic: []byte("a/b"), Payload: []byte("body"),
@@ -63,6 +64,7 @@ func TestFillEnvelopeTakesEveryField(t *testing.T) {
 	}
 }
 
+// Covers: S1-315, S1-401, S1-403
 func TestFillEnvelopeIdentity(t *testing.T) {
 	const generated = "generated"
 	id := []wire.UserProperty{prop("mqtt.message-id", "m-1")}

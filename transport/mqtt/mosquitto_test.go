@@ -90,6 +90,8 @@ func (f *forwarder) Flush() {
 // A backlog of 6,000 with a window of 192: this version of mosquitto runs far past
 // the window once acknowledgements follow. Nothing is lost, dropped or
 // disconnected (V1).
+//
+// Covers: S1-612
 func TestBacklogPastTheWindowOnMosquitto(t *testing.T) {
 	const n = 6000
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -145,6 +147,8 @@ func TestBacklogPastTheWindowOnMosquitto(t *testing.T) {
 
 // Links are cut while messages pass: at QoS 1 and 2 none is lost, the order holds,
 // and at QoS 2 none comes twice.
+//
+// Covers: S1-301
 func TestCutLinksLoseNothing(t *testing.T) {
 	for _, qos := range []byte{1, 2} {
 		t.Run(fmt.Sprintf("QoS %d", qos), func(t *testing.T) {
@@ -186,6 +190,8 @@ func TestCutLinksLoseNothing(t *testing.T) {
 
 // The destination's broker is away for a while, with its state lost: what was
 // under way goes to it again.
+//
+// Covers: S1-301
 func TestDestinationRestartWithoutStateLosesNothing(t *testing.T) {
 	const n = 2000
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})

@@ -34,6 +34,7 @@ func preserveQoS(_ *SessionSettings, s *SenderSettings) { s.QoS = Preserve }
 
 func present() *packets.Connack { return &packets.Connack{SessionPresent: true} }
 
+// Covers: S2-506
 func TestPublishIsConfirmedByItsAcknowledgement(t *testing.T) {
 	r, _, c := sendOnly(t, gobridge.ModePersistent, nil)
 	o := newOutcomes()
@@ -143,6 +144,7 @@ func TestPublishesWaitForTheReceiveMaximumInOrder(t *testing.T) {
 	o.wait(t, 5)
 }
 
+// Covers: S1-331
 func TestOpenPublishesAreSentAgainInOrderWhenTheSessionResumes(t *testing.T) {
 	connack := &packets.Connack{Properties: &packets.Properties{ReceiveMaximum: new(uint16(4))}}
 	r, fb, c := sendOnly(t, gobridge.ModePersistent, connack)

@@ -77,6 +77,7 @@ var failures = []struct {
 	{0xA2, "SUBACK DISCONNECT", verdict{"NOT_SUPPORTED", gobridge.ClassPermanent, false}},
 }
 
+// Covers: S1-507, S1-508, S1-509, S1-510
 func TestEveryReasonCodeHasItsVerdict(t *testing.T) {
 	known := map[byte]verdict{}
 	for _, f := range failures {
@@ -128,6 +129,7 @@ func TestEveryReasonCodeHasItsVerdict(t *testing.T) {
 	}
 }
 
+// Covers: S1-506, S1-511, S1-512, S1-513, S1-514, S1-515
 func TestMapErrorClassifiesByType(t *testing.T) {
 	transient := func(code gobridge.Code, outage bool) verdict { return verdict{code, gobridge.ClassTransient, outage} }
 	refused := &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}

@@ -55,6 +55,7 @@ func expectPuback(t *testing.T, c *bridgetest.FakeConn, ids ...uint16) {
 	}
 }
 
+// Covers: S1-104, S1-105, S1-109, S2-401
 func TestAcknowledgementsFollowTheOrderOfReceipt(t *testing.T) {
 	r, _, c := receiving(t, gobridge.ModePersistent)
 	to, _ := r.receive(t)
@@ -81,6 +82,8 @@ func TestAcknowledgementsFollowTheOrderOfReceipt(t *testing.T) {
 
 // Until PUBREC the broker owns the message; after it, its PUBLISH is not a new
 // message before PUBREL (V2).
+//
+// Covers: S1-106
 func TestQoS2IsRecordedWhenSettled(t *testing.T) {
 	r, fb, c := receiving(t, gobridge.ModePersistent)
 	to, _ := r.receive(t)
@@ -118,6 +121,8 @@ func TestQoS2IsRecordedWhenSettled(t *testing.T) {
 
 // A message that the broker sends again while its delivery is still open is the
 // same delivery (B7).
+//
+// Covers: S2-107
 func TestRedeliveredMessageFindsItsOpenDelivery(t *testing.T) {
 	r, fb, c := receiving(t, gobridge.ModePersistent)
 	to := newRoute()
@@ -195,6 +200,7 @@ func TestReusedIdentifierIsANewMessage(t *testing.T) {
 	}
 }
 
+// Covers: S2-401
 func TestSettlementAfterALostSessionWritesNothing(t *testing.T) {
 	r, fb, c := receiving(t, gobridge.ModePersistent)
 	to, _ := r.receive(t)
@@ -241,6 +247,8 @@ func TestIdentifierInUseOnALiveConnection(t *testing.T) {
 
 // A message that breaks a limit is acknowledged, in its turn, and dropped: left
 // unacknowledged it would come back for ever.
+//
+// Covers: S1-201, S1-202, S1-203, S1-205, S1-207, S1-212, S1-214, S1-614
 func TestPoisonIsAcknowledgedAndDropped(t *testing.T) {
 	users := func(n int) *packets.Properties {
 		p := &packets.Properties{}
@@ -280,6 +288,7 @@ func TestPoisonIsAcknowledgedAndDropped(t *testing.T) {
 	}
 }
 
+// Covers: S1-210
 func TestPacketOverTheAnnouncedSizeEndsTheConnection(t *testing.T) {
 	r, fb, c := receiving(t, gobridge.ModePersistent, func(s *SessionSettings, _ *SenderSettings) { s.MaxPayloadBytes = 1024 })
 	r.receive(t)
@@ -292,6 +301,7 @@ func TestPacketOverTheAnnouncedSizeEndsTheConnection(t *testing.T) {
 	eventually(t, "last error tells", func() bool { return strings.Contains(r.Health().LastError, "maximum packet size") })
 }
 
+// Covers: S1-609
 func TestReceiverCanRunAgain(t *testing.T) {
 	r, _, c := receiving(t, gobridge.ModePersistent)
 	to, stop := r.receive(t)
@@ -313,6 +323,7 @@ func TestReceiverCanRunAgain(t *testing.T) {
 	}
 }
 
+// Covers: S2-105, S2-106, S2-108, S2-109, S2-110, S2-407
 func TestRefusedDelivery(t *testing.T) {
 	t.Run("comes again on a session that resumes", func(t *testing.T) {
 		r, fb, c := receiving(t, gobridge.ModePersistent)
@@ -355,6 +366,7 @@ func TestRefusedDelivery(t *testing.T) {
 	})
 }
 
+// Covers: S2-104
 func TestRetryWhereNothingComesAgainIsNotSupported(t *testing.T) {
 	tests := []struct {
 		name string

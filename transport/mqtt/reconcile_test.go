@@ -26,6 +26,7 @@ func subscribing(t *testing.T, mode string, wanted []gobridge.TopicSpec, connack
 	return r, fb, c
 }
 
+// Covers: S1-532, S1-533
 func TestSubscribeOptionsFollowTheMode(t *testing.T) {
 	tests := []struct {
 		mode   string
@@ -84,6 +85,8 @@ func TestEightFiltersGoIntoOneSubscribe(t *testing.T) {
 
 // A resumed session in which this process had its filters granted is not
 // subscribed again, and nothing is replayed (V7).
+//
+// Covers: S1-532
 func TestResumedSessionIsNotSubscribedAgain(t *testing.T) {
 	r, fb, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/#"), present())
 	// The first connect of a process subscribes in any case: the broker's part may be
@@ -125,6 +128,7 @@ func TestRefusedFilterIsTheReasonAndIsAskedForAgain(t *testing.T) {
 	}
 }
 
+// Covers: S1-522, S1-523, S1-525, S1-526
 func TestDowngradedGrant(t *testing.T) {
 	t.Run("three times is the broker's rule", func(t *testing.T) {
 		r, fb, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/a", "in/b"), nil)
@@ -259,6 +263,8 @@ func TestSubscribeWithoutAnAnswerIsAskedAgain(t *testing.T) {
 }
 
 // What the broker sends before its SUBACK is dispatched already.
+//
+// Covers: S1-609
 func TestBacklogArrivesBeforeTheSuback(t *testing.T) {
 	r, _, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/#"), present())
 	to, _ := r.receive(t)

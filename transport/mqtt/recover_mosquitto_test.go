@@ -58,6 +58,8 @@ func (s *settling) count() int {
 
 // Every 100th message is refused, or given back, the first time it comes: it comes
 // again, nothing is lost, and the counters tell the truth to the digit.
+//
+// Covers: S2-101, S2-106, S2-108
 func TestUnsettledMessagesComeAgainOnMosquitto(t *testing.T) {
 	const n = 1000
 	var number int
@@ -103,6 +105,8 @@ func TestUnsettledMessagesComeAgainOnMosquitto(t *testing.T) {
 // The broker forgets everything while a recovery is queued. The instance ends; the
 // next one has flow again, although it finds the session that the connect of the dead
 // one has left behind, which is empty.
+//
+// Covers: S2-302
 func TestBrokerForgetsWhileARecoveryIsQueuedOnMosquitto(t *testing.T) {
 	for _, managed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("history=%t", managed), func(t *testing.T) {

@@ -153,6 +153,7 @@ func (r *recovering) wantDead(t *testing.T, why string) {
 	}
 }
 
+// Covers: S2-101, S2-102, S2-103, S2-106, S2-301, S2-316
 func TestRetryMakesTheBrokerSendAgain(t *testing.T) {
 	r, fb, c := subscribed(t, gobridge.Env{})
 	to, _ := r.receive(t)
@@ -198,6 +199,7 @@ func TestRetryMakesTheBrokerSendAgain(t *testing.T) {
 	}
 }
 
+// Covers: S2-304
 func TestHundredRetriesAreOneRecycle(t *testing.T) {
 	const n = 100
 	r, fb, c := subscribed(t, gobridge.Env{}, holdDrain)
@@ -235,6 +237,7 @@ func TestHundredRetriesAreOneRecycle(t *testing.T) {
 	}
 }
 
+// Covers: S2-310
 func TestRecoveriesKeepTheirDistanceAcrossInstances(t *testing.T) {
 	const spacing = 300 * time.Millisecond
 	env := gobridge.Env{Carried: newCarried()}
@@ -284,6 +287,8 @@ func TestRecoveriesKeepTheirDistanceAcrossInstances(t *testing.T) {
 
 // What nobody has taken when the recovery begins, and what comes while it drains, is
 // counted; QoS 1 and 2 come again. What is settled meanwhile is acknowledged.
+//
+// Covers: S2-305, S2-308
 func TestDrainOfARecovery(t *testing.T) {
 	r, fb, c := subscribed(t, gobridge.Env{}, holdDrain)
 	to := newRoute()
@@ -367,6 +372,7 @@ func TestRetryAfterTheDisconnectIsTheNextRecovery(t *testing.T) {
 	r.wantValue(t, 2, metric.MQTTSessionRecoveryRecycle)
 }
 
+// Covers: S2-302, S2-321, S2-324, S2-327, S2-406
 func TestSessionLostWhileARecoveryIsQueued(t *testing.T) {
 	h := newFakeHistory()
 	env := gobridge.Env{Carried: newCarried(), Metrics: metric.NewRegistry(), History: h}
@@ -411,6 +417,8 @@ func TestSessionLostWhileARecoveryIsQueued(t *testing.T) {
 }
 
 // Each fault ends the instance once, with the barrier begun once at most.
+//
+// Covers: S2-306, S2-307, S2-314, S2-317, S2-319, S2-320, S2-321, S2-322, S2-323, S2-324, S2-327, S2-406, S2-311
 func TestFailedRecovery(t *testing.T) {
 	tests := []struct {
 		name     string

@@ -229,6 +229,7 @@ func epochsOf(kind recoveryEventKind, current int) []int {
 	return []int{0}
 }
 
+// Covers: S2-302, S2-303, S2-304, S2-317, S2-318, S2-319, S2-320, S2-322, S2-323, S2-324, S2-406
 func TestRecoveryKeepsItsRulesInEverySequenceOfEvents(t *testing.T) {
 	found := explore(recoveryState.step, recoveryDepth)
 	if found.violation != "" {

@@ -17,6 +17,7 @@ func window(n int) func(*SessionSettings, *SenderSettings) {
 	return func(s *SessionSettings, _ *SenderSettings) { s.ReceiveMaximum = n }
 }
 
+// Covers: S1-602, S1-604, S1-606, S1-609
 func TestQoS0GivesWayToQoS1WhenTheBudgetIsSpent(t *testing.T) {
 	r, _, c := receiving(t, gobridge.ModePersistent, window(4))
 	// No receiver runs: everything is pending.
@@ -32,6 +33,7 @@ func TestQoS0GivesWayToQoS1WhenTheBudgetIsSpent(t *testing.T) {
 	r.wantValue(t, 0, metric.MQTTReceiveWindowExceeded)
 }
 
+// Covers: S1-602, S1-604, S1-707
 func TestQoS0IsShedWhileTheRouteIsFull(t *testing.T) {
 	r, _, c := receiving(t, gobridge.ModePersistent, window(4))
 	to := newRoute()
@@ -132,6 +134,8 @@ func smallBudget(r *running) {
 
 // A broker that ignores the receive maximum is served as long as the byte budget
 // has room; then the reader pauses, which is no dead connection (V1).
+//
+// Covers: S1-607, S1-608, S1-612
 func TestReaderPausesWhenTheByteBudgetIsSpent(t *testing.T) {
 	t.Parallel()
 	r, fb, c := receiving(t, gobridge.ModePersistent, window(2), func(s *SessionSettings, _ *SenderSettings) {
@@ -174,6 +178,8 @@ func TestReaderPausesWhenTheByteBudgetIsSpent(t *testing.T) {
 
 // Before any receiver exists nothing can make room: only then QoS 1 is
 // acknowledged and dropped.
+//
+// Covers: S1-613, S1-614
 func TestOverflowBeforeAReceiverRunsIsDropped(t *testing.T) {
 	r, _, c := receiving(t, gobridge.ModePersistent)
 	smallBudget(r)

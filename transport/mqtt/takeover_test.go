@@ -17,6 +17,7 @@ import (
 	"github.com/gobridge/gobridge/metric"
 )
 
+// Covers: S1-811
 func TestOnlyTheFirstTakeoverIsAnError(t *testing.T) {
 	at := time.Now()
 	for _, c := range []struct {
@@ -43,6 +44,8 @@ func TestOnlyTheFirstTakeoverIsAnError(t *testing.T) {
 
 // The log of a session that is used by another instance too names the cause: members
 // of a $share group with one client id. What was told outlives the instance.
+//
+// Covers: S1-811, S1-812
 func TestTakeoverOfAShareMemberNamesTheReusedClientID(t *testing.T) {
 	t.Parallel()
 	carry, log := newCarried(), &logText{}
@@ -97,6 +100,8 @@ func (l *logText) String() string {
 // connect ends the other one's connection. mosquitto 2.0 does not say why it closes
 // (other brokers send 0x8E), so a takeover is inferred from the third short connection
 // in a row; the one that was put out then waits for 30 s instead of fighting (D7).
+//
+// Covers: S1-807, S1-812
 func TestReusedClientIDDoesNotStormTheBroker(t *testing.T) {
 	t.Parallel()
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})

@@ -70,6 +70,7 @@ func TestParsePublishTellsEmptyFromAbsent(t *testing.T) {
 	}
 }
 
+// Covers: S1-211, S1-213
 func TestParsePublishKeepsTheFirst129UserProperties(t *testing.T) {
 	var properties strings.Builder
 	var want []UserProperty

@@ -83,6 +83,7 @@ var sample = Publish{
 
 var sampleUser = []UserProperty{{"mqtt.message-id", "2f1c9a"}, {"unit", "C"}, {"unit", "K"}}
 
+// Covers: S1-213
 func TestCodecDoesNotAllocate(t *testing.T) {
 	frame, err := AppendPublish(nil, &sample, sampleUser)
 	if err != nil {
