@@ -160,6 +160,9 @@ func TestRetryMakesTheBrokerSendAgain(t *testing.T) {
 	c.Send(p, q)
 	got := to.wait(t, 2)
 	got[1].Ack() // its turn comes after the first
+	r.in.mu.Lock()
+	first := *r.in.at(r.in.tail)
+	r.in.mu.Unlock()
 	if err := got[0].Retry(time.Hour, errors.New("dead letters full")); err != nil {
 		t.Fatalf("Retry: %v", err)
 	}
@@ -167,10 +170,7 @@ func TestRetryMakesTheBrokerSendAgain(t *testing.T) {
 		t.Error("readiness is full right after Retry")
 	}
 	got[0].Ack() // too late
-	r.in.mu.Lock()
-	first := *r.in.at(r.in.tail)
-	r.in.mu.Unlock()
-	first.Ack() // the settler itself is as strict
+	first.Ack()  // the settler itself is as strict
 	if err := got[0].Retry(0, nil); err != nil {
 		t.Errorf("second Retry: %v", err)
 	}
@@ -260,9 +260,15 @@ func TestRecoveriesKeepTheirDistanceAcrossInstances(t *testing.T) {
 		r.awaitReady(t)
 	}
 	recoverOnce(1)
-	began := time.Now()
+	var ended time.Time
+	eventually(t, "the end is noted", func() bool {
+		r.carried.mu.Lock()
+		defer r.carried.mu.Unlock()
+		ended = r.carried.recoveredAt
+		return !ended.IsZero()
+	})
 	recoverOnce(2)
-	if took := time.Since(began); took < spacing {
+	if took := time.Since(ended); took < spacing {
 		t.Errorf("the second recovery was over %s after the first, want at least %s between them", took, spacing)
 	}
 	r.wantValue(t, 2, metric.MQTTSessionRecoveryRecycle)
