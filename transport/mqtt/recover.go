@@ -256,8 +256,8 @@ func (s *session) drain(ctx context.Context) error {
 func (s *session) leave(ctx context.Context) {
 	s.mu.Lock()
 	c := s.link
-	s.backoff.skip()
 	if c == nil {
+		s.backoff.wake()
 		s.in.release()
 		s.recovery.event(recoverDisconnected, 0, nil) // before the next CONNACK, which takes mu
 		s.mu.Unlock()
@@ -265,6 +265,7 @@ func (s *session) leave(ctx context.Context) {
 	}
 	s.deliberate = true
 	s.mu.Unlock()
+	s.backoff.skip()
 	// Nothing may follow the DISCONNECT [MQTT-3.14.4-2], and closing before the broker has
 	// read the acknowledgements could destroy them.
 	c.flush()

@@ -161,6 +161,9 @@ func TestRetryMakesTheBrokerSendAgain(t *testing.T) {
 	c.Send(p, q)
 	got := to.wait(t, 2)
 	got[1].Ack() // its turn comes after the first
+	r.in.mu.Lock()
+	first := *r.in.at(r.in.tail)
+	r.in.mu.Unlock()
 	if err := got[0].Retry(time.Hour, errors.New("dead letters full")); err != nil {
 		t.Fatalf("Retry: %v", err)
 	}
@@ -168,6 +171,7 @@ func TestRetryMakesTheBrokerSendAgain(t *testing.T) {
 		t.Error("readiness is full right after Retry")
 	}
 	got[0].Ack() // too late
+	first.Ack()  // the settler itself is as strict
 	if err := got[0].Retry(0, nil); err != nil {
 		t.Errorf("second Retry: %v", err)
 	}
@@ -259,9 +263,15 @@ func TestRecoveriesKeepTheirDistanceAcrossInstances(t *testing.T) {
 		r.awaitReady(t)
 	}
 	recoverOnce(1)
-	began := time.Now()
+	var ended time.Time
+	eventually(t, "the end is noted", func() bool {
+		r.carried.mu.Lock()
+		defer r.carried.mu.Unlock()
+		ended = r.carried.recoveredAt
+		return !ended.IsZero()
+	})
 	recoverOnce(2)
-	if took := time.Since(began); took < spacing {
+	if took := time.Since(ended); took < spacing {
 		t.Errorf("the second recovery was over %s after the first, want at least %s between them", took, spacing)
 	}
 	r.wantValue(t, 2, metric.MQTTSessionRecoveryRecycle)
@@ -414,6 +424,54 @@ func TestSessionLostWhileARecoveryIsQueued(t *testing.T) {
 	c.Reset()
 	fb.Accept().Handshake(present())
 	next.awaitReady(t) // the session is its own now: nothing is subscribed to again
+}
+
+// Whichever instance finds that the broker has lost the session tells it, once.
+func TestLossIsToldOnceAcrossInstances(t *testing.T) {
+	tests := []struct {
+		name string
+		// first is what the connect that ends the recovery of the first instance finds,
+		// second what the second instance finds.
+		first, second *packets.Connack
+	}{
+		{"the first one finds it, the second one an empty session", nil, present()},
+		{"both find nothing", nil, nil},
+		{"the second one finds it", present(), nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := newFakeHistory()
+			env := gobridge.Env{Carried: newCarried(), Metrics: metric.NewRegistry(), History: h}
+			r, fb, c := subscribed(t, env)
+			to, _ := r.receive(t)
+			c.Send(publish(1, 1, "a"))
+			d := to.wait(t, 1)[0]
+			if tt.first != nil { // then its reconcile fails
+				r.managed.entries = nil
+				h.fail()
+			}
+			if err := d.Retry(0, nil); err != nil {
+				t.Fatalf("Retry: %v", err)
+			}
+			leaves(c)
+			c = fb.Accept()
+			c.Handshake(tt.first)
+			leaves(c)
+			r.wantDead(t, "settlement recovery")
+			h.repair()
+
+			next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#"), shortRecovery), env)
+			c = fb.Accept()
+			c.Handshake(tt.second)
+			c.Grant(c.ExpectSubscribe())
+			next.awaitReady(t)
+			next.wantValue(t, 1, metric.MQTTSessionResumeLost)
+			const lost = "WARN broker no longer had the session"
+			if n := r.messages.count(lost) + next.messages.count(lost); n != 1 {
+				t.Errorf("%d warnings of the loss, want 1", n)
+			}
+		})
+	}
 }
 
 // Each fault ends the instance once, with the barrier begun once at most.
