@@ -62,9 +62,12 @@ func readLog(r io.ReaderAt, index string, size int) (*walLog, error) {
 	salt := bytes.Clone(header[16:24])
 	if chained {
 		l.size = pageSize(binary.BigEndian.Uint32(header[8:]))
-	} else if _, err := r.ReadAt(salt, int64(logHeaderBytes+frameHeaderBytes+l.size+8)); err != nil {
-		// Of the second frame: what hit the header may have hit the first one.
-		return l, ignoreShort(err)
+	} else {
+		order = binary.LittleEndian // of the driver
+		// The second frame has the salt too: what hit the header may have hit the first.
+		if _, err := r.ReadAt(salt, int64(logHeaderBytes+frameHeaderBytes+l.size+8)); err != nil {
+			return l, ignoreShort(err)
+		}
 	}
 
 	b := make([]byte, frameHeaderBytes+l.size)

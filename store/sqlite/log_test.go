@@ -69,6 +69,7 @@ func TestDamageInTheLogCostsOnlyWhatItHits(t *testing.T) {
 		most int // messages that may be lost
 	}{
 		"header of the log":        {func(b []byte) { b[rng.IntN(logHeaderBytes)] ^= 1 }, 0},
+		"byte order of the log":    {func(b []byte) { b[3] ^= 1 }, 0},
 		"all of the header":        {func(b []byte) { clear(b[:logHeaderBytes]) }, 0},
 		"header of the first":      {func(b []byte) { b[logHeaderBytes+rng.IntN(frameHeaderBytes)] ^= 1 }, 0},
 		"header of a frame":        {func(b []byte) { b[logHeaderBytes+rng.IntN(frames)*frame+rng.IntN(frameHeaderBytes)] ^= 1 }, 0},
@@ -77,7 +78,7 @@ func TestDamageInTheLogCostsOnlyWhatItHits(t *testing.T) {
 		"frame":                    {func(b []byte) { clear(b[logHeaderBytes+rng.IntN(frames)*frame:][:frame]) }, 4096/size + 1},
 		"the last frame":           {func(b []byte) { clear(b[logHeaderBytes+(frames-1)*frame:]) }, 4096/size + 1},
 		"its commit and its page":  {func(b []byte) { clear(b[logHeaderBytes+(frames-1)*frame+4:][:frame/2]) }, 4096/size + 1},
-		"two frames in a row":      {func(b []byte) { clear(b[logHeaderBytes+rng.IntN(frames-1)*frame:][:2*frame]) }, 2 * (4096/size + 1)},
+		"two frames in a row":      {func(b []byte) { clear(b[logHeaderBytes+rng.IntN(frames-2)*frame:][:2*frame]) }, 2 * (4096/size + 1)},
 		"the first and the header": {func(b []byte) { clear(b[:logHeaderBytes+frame]) }, 4096/size + 1},
 	} {
 		t.Run(name, func(t *testing.T) {
