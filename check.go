@@ -23,17 +23,13 @@ const (
 // offer, with what to do instead. Each is refused by its name. What a kind of
 // Kinds brings is not looked up here.
 var notAvailable = map[string]string{
-	"deployment_mode clustered": "write deployment_mode: standalone",
-	"session_mode exclusive":    "write session_mode: persistent",
-	"lease":                     "remove the block",
-	"processors":                "remove them from the route",
-	"transport sqs":             "write transport: mqtt",
-	"transport http":            "write transport: mqtt",
-	"transport amqp":            "write transport: mqtt",
-	"store type postgres":       "write type: sqlite",
-	"store type dynamodb":       "write type: sqlite",
-	"store lease":               "remove the block",
-	"telemetry.otlp_endpoint":   "remove it; metrics are served at /metrics",
+	"processors":              "remove them from the route",
+	"transport sqs":           "write transport: mqtt",
+	"transport http":          "write transport: mqtt",
+	"transport amqp":          "write transport: mqtt",
+	"store type postgres":     "write type: sqlite",
+	"store type dynamodb":     "write type: sqlite",
+	"telemetry.otlp_endpoint": "remove it; metrics are served at /metrics",
 }
 
 // NotAvailable reports that this version does not offer something that the config
@@ -63,6 +59,7 @@ func (s *Spec) Check(kinds *Kinds) []Problem {
 	c.checkParts()
 	c.checkRoutes()
 	c.checkSessions()
+	c.checkLeases()
 	c.checkClientIDs()
 	c.checkCycles()
 	return c.problems
@@ -247,9 +244,6 @@ func (c *checker) checkBridge() {
 	if strings.TrimSpace(b.ID) == "" {
 		c.fault("bridge.id", "the bridge has no id", "write id: and a name that no other bridge has")
 	}
-	if b.DeploymentMode == "clustered" {
-		c.unavailable("bridge.deployment_mode", "deployment_mode clustered")
-	}
 	if b.DrainTimeout > b.ShutdownTimeout && b.ShutdownTimeout >= 0 {
 		c.fault("bridge.drain_timeout", fmt.Sprintf("drain_timeout %v is longer than shutdown_timeout %v, of which it is a part", b.DrainTimeout, b.ShutdownTimeout),
 			fmt.Sprintf("write at most %v, or a longer shutdown_timeout", b.ShutdownTimeout))
@@ -263,16 +257,17 @@ func (c *checker) checkStores() {
 	c.checkStore("outbox", &s.Outbox, "the messages of shared_outbox routes (G08)", c.spec.UsesOutbox())
 	c.checkStore("managed_subscriptions", &s.ManagedSubscriptions, "the filters of durable sessions",
 		c.spec.usesHistory() && len(c.kinds.Histories) > 0)
-	if s.Lease.Type != "" || s.Lease.Options != nil {
-		c.unavailable("stores.lease", "store lease")
+	if s.Lease.Type == "" && c.spec.usesLeases() && c.spec.Bridge.DeploymentMode != DeploymentClustered && s.Lease.Options == nil {
+		s.Lease.Type = StoreMemory // one process: there is nothing to share (D6)
 	}
+	c.checkStore("lease", &s.Lease, "", c.spec.usesLeases() || s.Lease.Options != nil)
 }
 
 // usesHistory reports whether a session of the spec is durable and receives.
 func (s *Spec) usesHistory() bool { return len(s.Receivers) > 0 }
 
 // checkStore completes one store. Unset is the durable kind where there is one;
-// what is kept in memory is announced (G08) where it matters.
+// what is kept in memory is announced (G08) where it matters; keeps names it.
 func (c *checker) checkStore(role string, s *StoreSpec, keeps string, used bool) {
 	path := "stores." + role
 	kinds := map[string]func() any{}
@@ -299,7 +294,7 @@ func (c *checker) checkStore(role string, s *StoreSpec, keeps string, used bool)
 		}
 		return
 	}
-	if s.Type == StoreMemory && used {
+	if s.Type == StoreMemory && used && keeps != "" {
 		hint := "write type: sqlite to keep them"
 		if _, durable := kinds[StoreSQLite]; !durable {
 			hint = "there is no durable store here"

@@ -105,14 +105,8 @@ func (c *checker) checkSessions() {
 		if s.Mode == "" {
 			s.Mode = deriveMode(u.Receiver)
 		}
-		if s.Mode == ModeExclusive {
-			c.unavailable(u.path+".session_mode", "session_mode exclusive")
-		}
 		if s.CredentialsURI != "" {
 			c.checkCredentials(u.path+".credentials_uri", s.CredentialsURI)
-		}
-		if s.Lease != *SetDefaults(new(LeaseSpec)) {
-			c.unavailable(u.path+".lease", "lease")
 		}
 		if u.Receiver == nil && len(u.Senders) == 0 {
 			c.warn(u.path, fmt.Sprintf("no receiver or sender uses session %q", s.ID), "remove it")

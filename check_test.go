@@ -185,9 +185,6 @@ func TestCheckRefuses(t *testing.T) {
 		{"negative duration", func(s *Spec) { s.Bridge.ShutdownTimeout = -time.Second }, []string{
 			"bridge.shutdown_timeout: must not be negative, but is -1s (write a duration such as 30s)",
 		}},
-		{"clustered", func(s *Spec) { s.Bridge.DeploymentMode = "clustered" }, []string{
-			"bridge.deployment_mode: deployment_mode clustered is not available in this version (write deployment_mode: standalone)",
-		}},
 
 		{"ids missing", func(s *Spec) {
 			s.Sessions = append(s.Sessions, SessionSpec{Transport: "test"})
@@ -269,9 +266,6 @@ func TestCheckRefuses(t *testing.T) {
 		{"session without transport", func(s *Spec) { s.Sessions[0].Transport = "" }, []string{
 			"sessions[0].transport: the session has no transport (write transport: mqtt)",
 		}},
-		{"mode exclusive", func(s *Spec) { s.Sessions[0].Mode = ModeExclusive }, []string{
-			"sessions[0].session_mode: session_mode exclusive is not available in this version (write session_mode: persistent)",
-		}},
 		{"unknown mode", func(s *Spec) { s.Sessions[0].Mode = "durable" }, []string{
 			`sessions[0].session_mode: "durable" is not allowed (write one of ephemeral, persistent, exclusive)`,
 		}},
@@ -279,7 +273,7 @@ func TestCheckRefuses(t *testing.T) {
 			s.Sessions[0].CredentialsURI = "test://right"
 			s.Sessions[0].Lease.TTL = time.Minute
 		}, []string{
-			"sessions[0].lease: lease is not available in this version (remove the block)",
+			"sessions[0].lease: lease is for session_mode exclusive; this session is persistent (remove the block, or write session_mode: exclusive)",
 		}},
 		{"credentials of no source", func(s *Spec) {
 			s.Sessions[0].CredentialsURI = "hunter2"
@@ -327,7 +321,7 @@ func TestCheckRefuses(t *testing.T) {
 			"stores.replay_ledger.type: store type postgres is not available in this version (write type: sqlite)",
 			"stores.outbox.type: store type dynamodb is not available in this version (write type: sqlite)",
 			`stores.managed_subscriptions.type: there is no store type "memory" here (no kind of this store is built in)`,
-			"stores.lease: store lease is not available in this version (remove the block)",
+			`stores.lease.type: there is no store type "memory" here (no kind of this store is built in)`,
 		}},
 		{"unknown store", func(s *Spec) { s.Stores.DLQ.Type, s.Stores.ReplayLedger.Type = "dsik", "none" }, []string{
 			`stores.dlq.type: there is no store type "dsik" here (write one of disk, memory, none)`,

@@ -17,12 +17,18 @@ type Spec struct {
 	Routes    []RouteSpec    `yaml:"routes" doc:"the ways of messages, from one receiver to one or more bindings"`
 }
 
+// The deployment modes.
+const (
+	DeploymentStandalone = "standalone"
+	DeploymentClustered  = "clustered"
+)
+
 // BridgeSpec identifies the bridge.
 type BridgeSpec struct {
 	ID              string        `yaml:"id" doc:"name of the bridge; part of derived client ids" required:"true"`
 	InstanceID      string        `yaml:"instance_id" doc:"name of this process" default:"the host name" derived:"true"`
 	DataDir         string        `yaml:"data_dir" doc:"directory of the local stores" default:"./gobridge-data"`
-	DeploymentMode  string        `yaml:"deployment_mode" doc:"how many instances run this config; clustered is not available in this version" default:"standalone" enum:"standalone,clustered"`
+	DeploymentMode  string        `yaml:"deployment_mode" doc:"how many instances run this config: one, or several that share what exclusive sessions need" default:"standalone" enum:"standalone,clustered"`
 	ShutdownTimeout time.Duration `yaml:"shutdown_timeout" doc:"the whole time between the signal and the exit" default:"30s"`
 	DrainTimeout    time.Duration `yaml:"drain_timeout" doc:"the part of shutdown_timeout for messages in flight" default:"20s"`
 }
@@ -31,7 +37,7 @@ type BridgeSpec struct {
 type StoresSpec struct {
 	Outbox               StoreSpec `yaml:"outbox" doc:"messages of shared_outbox routes"`
 	DLQ                  StoreSpec `yaml:"dlq" doc:"dead letters; type none: no dead-letter queue"`
-	Lease                StoreSpec `yaml:"lease" doc:"ownership of exclusive sessions; not available in this version"`
+	Lease                StoreSpec `yaml:"lease" doc:"ownership of exclusive sessions; with deployment_mode standalone memory is the default, else it must be shared by all instances"`
 	ManagedSubscriptions StoreSpec `yaml:"managed_subscriptions" doc:"filters that a durable session has in its broker"`
 	ReplayLedger         StoreSpec `yaml:"replay_ledger" doc:"charged attempts of messages whose source does not count"`
 }
@@ -47,9 +53,9 @@ const (
 type SessionSpec struct {
 	ID             string    `yaml:"id" doc:"name of the session" required:"true"`
 	Transport      string    `yaml:"transport" doc:"the technology" required:"true"`
-	Mode           string    `yaml:"session_mode" doc:"what the broker keeps while the bridge is away; exclusive is not available in this version" default:"persistent with a QoS 1 or 2 receiver, else ephemeral" derived:"true" enum:"ephemeral,persistent,exclusive"`
+	Mode           string    `yaml:"session_mode" doc:"what the broker keeps while the bridge is away: nothing, or the session; exclusive: one instance at a time owns the session, the next one resumes it" default:"persistent with a QoS 1 or 2 receiver, else ephemeral" derived:"true" enum:"ephemeral,persistent,exclusive"`
 	CredentialsURI string    `yaml:"credentials_uri" doc:"where the credentials come from: file:///path (watched) or env://PREFIX; what the options say themselves wins"`
-	Lease          LeaseSpec `yaml:"lease" doc:"ownership of an exclusive session; not available in this version"`
+	Lease          LeaseSpec `yaml:"lease" doc:"ownership of the session; session_mode exclusive only"`
 	Options        any       `yaml:"options" doc:"options of the transport"`
 }
 
@@ -57,7 +63,7 @@ type SessionSpec struct {
 type LeaseSpec struct {
 	TTL                time.Duration `yaml:"ttl" doc:"how long a silent owner keeps the session" default:"15s"`
 	RenewInterval      time.Duration `yaml:"renew_interval" doc:"how often the owner renews; 0s is a quarter of ttl" default:"0s"`
-	MaxRenewFails      int           `yaml:"max_renew_fails" doc:"failed renewals before the owner asks for the truth" default:"3"`
+	MaxRenewFails      int           `yaml:"max_renew_fails" doc:"failed renewals before the owner asks for the truth" default:"3" min:"1"`
 	StepDownGrace      time.Duration `yaml:"step_down_grace" doc:"time for messages in flight when ownership ends" default:"5s"`
 	BrokerLossStepDown time.Duration `yaml:"broker_loss_step_down" doc:"how long an owner may be cut off from its broker; 0s is twice ttl" default:"0s"`
 }

@@ -161,6 +161,9 @@ type Transport struct {
 	// ClientID is the name of a session at its broker, which no two sessions there
 	// may share. Nil: sessions have none.
 	ClientID func(s *SessionSpec) string
+	// OwnClientID reports that the session has another client id in each process that
+	// runs the config. Nil: it has the same in all.
+	OwnClientID func(s *SessionSpec) bool
 	// NoLocal reports that the broker does not return to the session what the
 	// session sent: it cuts a cycle. Nil: it does return it.
 	NoLocal func(s *SessionSpec) bool
@@ -245,9 +248,12 @@ type Env struct {
 	Carried any
 	// Credentials are those of credentials_uri. Nil: the options hold them.
 	Credentials Credentials
-	// Fence limits what the session may send while another process may own it. Nil:
-	// it may always send.
+	// Fence limits what the session may send, and connects it may begin, while another
+	// process may own it. Nil: it always may.
 	Fence *Fence
+	// TakenOver tells that another client has taken the session's place at the broker.
+	// Nil: nobody asks.
+	TakenOver func()
 }
 
 // SessionControl is implemented by sessions that keep state in their broker and wait

@@ -128,12 +128,9 @@ func (d *decoder) decodeOptions(s *gobridge.Spec, kinds *gobridge.Kinds) {
 		"dlq":                   &s.Stores.DLQ,
 		"replay_ledger":         &s.Stores.ReplayLedger,
 		"managed_subscriptions": &s.Stores.ManagedSubscriptions,
+		"lease":                 &s.Stores.Lease,
 	} {
 		d.storeOptions(role, store, kinds)
-	}
-	// This has no kinds; that there are options is enough to refuse it.
-	if d.options["stores.lease.options"] != nil {
-		s.Stores.Lease.Options = struct{}{}
 	}
 
 	transports := map[string]*gobridge.Transport{}

@@ -115,6 +115,8 @@ func senderSettings(s *gobridge.SenderSpec) *SenderSettings {
 
 func clientID(s *gobridge.SessionSpec) string { return sessionSettings(s).ClientID }
 
+func ownClientID(s *gobridge.SessionSpec) bool { return sessionSettings(s).ClientIDSuffix != "" }
+
 func noLocal(s *gobridge.SessionSpec) bool {
 	p := sessionSettings(s).NoLocal
 	return p != nil && *p

@@ -33,6 +33,7 @@ func Transport() *gobridge.Transport {
 		Warn:            warn,
 		Endpoints:       endpoints,
 		ClientID:        clientID,
+		OwnClientID:     ownClientID,
 		NoLocal:         noLocal,
 		DefaultAddress:  defaultAddress,
 		CheckAddress:    gobridge.ValidateTopic,
