@@ -9,6 +9,12 @@ const (
 	BridgeNone     = "none"
 )
 
+// The roles of a bridge with exclusive sessions: it owns one of them, or none.
+const (
+	RoleActive  = "active"
+	RoleStandby = "standby"
+)
+
 // Reason says in one short sentence why something is not at the service level
 // that was asked for. It names a session or a route, or neither when it is about
 // the bridge as a whole, and holds no secret.
@@ -26,9 +32,11 @@ type BridgeHealth struct {
 	// Ready tells whether the bridge is at LevelFull.
 	Ready bool `json:"ready"`
 	// ServiceLevel is BridgeFull, BridgeDegraded or BridgeNone.
-	ServiceLevel string          `json:"service_level"`
-	Sessions     []SessionStatus `json:"sessions"`
-	Routes       []RouteHealth   `json:"routes"`
+	ServiceLevel string `json:"service_level"`
+	// Role is RoleActive or RoleStandby in a bridge with exclusive sessions, else empty.
+	Role     string          `json:"role,omitempty"`
+	Sessions []SessionStatus `json:"sessions"`
+	Routes   []RouteHealth   `json:"routes"`
 }
 
 // SessionStatus is the [SessionHealth] of one session in its outside form.

@@ -27,8 +27,10 @@ func livez(b Bridge) http.HandlerFunc {
 type Readiness struct {
 	Ready bool `json:"ready"`
 	// Level is the level that was asked for.
-	Level   gobridge.ServiceLevel `json:"level"`
-	Reasons []gobridge.Reason     `json:"reasons"`
+	Level gobridge.ServiceLevel `json:"level"`
+	// Role is that of [gobridge.BridgeHealth].
+	Role    string            `json:"role,omitempty"`
+	Reasons []gobridge.Reason `json:"reasons"`
 }
 
 func readyz(b Bridge) http.HandlerFunc {
@@ -45,12 +47,12 @@ func readyz(b Bridge) http.HandlerFunc {
 			})
 			return
 		}
-		reasons := b.Ready(level)
+		reasons, role := b.Ready(level), b.Health().Role
 		if len(reasons) > 0 {
-			writeJSON(w, http.StatusServiceUnavailable, Readiness{Level: level, Reasons: reasons})
+			writeJSON(w, http.StatusServiceUnavailable, Readiness{Level: level, Role: role, Reasons: reasons})
 			return
 		}
-		writeJSON(w, http.StatusOK, Readiness{Ready: true, Level: level, Reasons: []gobridge.Reason{}})
+		writeJSON(w, http.StatusOK, Readiness{Ready: true, Level: level, Role: role, Reasons: []gobridge.Reason{}})
 	}
 }
 

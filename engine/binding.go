@@ -15,7 +15,8 @@ type binding struct {
 	id       string
 	template *gobridge.Template
 	m        *bindingMetrics
-	hold     bool // on_unavailable: hold
+	hold     bool  // on_unavailable: hold
+	gate     *gate // of the lease that the source is under, nil without one
 
 	sender gobridge.Sender // nil where nothing is ever sent
 	// held are the legs that wait for the destination, in order of receipt.
@@ -53,7 +54,7 @@ func newBindings(spec *gobridge.RouteSpec, reg *metric.Registry) ([]*binding, er
 
 // down reports whether nothing should be handed over now.
 func (b *binding) down(now time.Time) bool {
-	return now.Before(b.retryAt) || (b.hold && b.sender.Available() != nil)
+	return now.Before(b.retryAt) || !b.gate.open(now) || (b.hold && b.sender.Available() != nil)
 }
 
 // available is the time that the destination has been available, on a clock of

@@ -8,6 +8,7 @@ type mode uint8
 const (
 	flowing   mode = iota
 	quiescing      // emptied for a new beginning of the source's session, then flowing again
+	parting        // emptied because another process may own the source's session from here on
 	draining       // emptied for the end of the process
 )
 
@@ -19,8 +20,9 @@ const (
 // A drain leaves everything. A quiesce leaves what the source delivers again, and
 // asks it to by Retry. Whatever else there is stays where it is, across the new
 // beginning of the session, and is not waited for, because nobody but this process
-// has it: QoS 0, deliveries of ephemeral sessions, redrives. A drain that begins
-// during a quiesce takes its place.
+// has it: QoS 0, deliveries of ephemeral sessions, redrives. To part is to quiesce
+// without asking the source, which ends, and with whatever came from it. What begins
+// during something weaker takes its place.
 type emptying struct {
 	mode     mode
 	quiesces int // under way
@@ -39,7 +41,7 @@ func (e *emptying) begin(m mode) {
 	default:
 	}
 	e.mode = max(e.mode, m)
-	if m == quiescing {
+	if m != draining {
 		e.quiesces++
 	}
 }
@@ -62,17 +64,17 @@ func (e *emptying) ended() {
 	}
 }
 
-// quiesced ends a quiesce.
+// quiesced ends what is no drain.
 func (e *emptying) quiesced() {
 	e.quiesces--
-	if e.quiesces == 0 && e.mode == quiescing {
+	if e.quiesces == 0 && e.mode != draining {
 		e.mode = flowing
 	}
 }
 
 // takes reports whether a delivery is among those that are left to their source.
 func (e *emptying) takes(d *gobridge.Delivery) bool {
-	return e.mode == draining || d.Redeliverable && d.Record == nil
+	return e.mode == draining || (d.Redeliverable || e.mode == parting) && d.Record == nil
 }
 
 // leaves reports whether a delivery is left to its source instead of being held or
@@ -87,6 +89,8 @@ func (e *emptying) reasons() []string {
 	switch e.mode {
 	case quiescing:
 		return []string{"waits for a new beginning of the source's session"}
+	case parting:
+		return []string{"the ownership of the source's session is being given up"}
 	case draining:
 		return []string{"stopping"}
 	}

@@ -38,6 +38,8 @@ type Engine struct {
 	ledger    gobridge.Ledger
 	outbox    gobridge.Outbox
 	history   gobridge.History
+	leases    gobridge.LeaseStore   // nil without an exclusive session
+	owned     map[string]*ownership // by the id of the exclusive session
 	// credentials are the sources of the sessions that have a credentials_uri.
 	credentials []io.Closer
 
@@ -154,6 +156,16 @@ func (e *Engine) openStores() error {
 		}
 		e.history = history
 	}
+	for _, k := range e.kinds.Leases {
+		if k.Name != stores.Lease.Type || len(e.spec.Owners()) == 0 {
+			continue
+		}
+		leases, err := k.Open(ctx, b, &stores.Lease, env)
+		if err != nil {
+			return fmt.Errorf("open lease store: %w", err)
+		}
+		e.leases = leases
+	}
 	return nil
 }
 
@@ -184,6 +196,9 @@ func (e *Engine) handles() []io.Closer {
 	}
 	if e.history != nil {
 		all = append(all, e.history)
+	}
+	if e.leases != nil {
+		all = append(all, e.leases)
 	}
 	return append(all, e.credentials...)
 }
@@ -231,6 +246,7 @@ func (e *Engine) build() error {
 		sl := slots[s.SessionID]
 		sl.use.Senders = append(sl.use.Senders, s)
 	}
+	e.buildOwnerships()
 	for i := range e.spec.Routes {
 		if err := e.buildRoute(&e.spec.Routes[i], slots); err != nil {
 			return err
@@ -290,6 +306,11 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 		if rs := &e.spec.Receivers[i]; rs.ID == spec.ReceiverID {
 			sl := slots[rs.SessionID]
 			sl.use.Receiver, sl.use.Route, sl.source = rs, spec, p
+			if o := e.owned[sl.use.Session.ID]; o != nil {
+				for _, b := range bindings {
+					b.gate = &o.gate
+				}
+			}
 			sl.env.Quiesce = func(ctx context.Context) error { return p.quiesce(ctx, metric.ReturnRecovering) }
 			sl.env.DeadLetters = e.dlq != nil || spec.Policy.OnPermanentFailure == gobridge.ActionDrop
 		}
@@ -329,7 +350,12 @@ func (e *Engine) Run(ctx context.Context) error {
 		helpers.Go(func() { p.run(work, ctx) })
 	}
 	for _, s := range e.slots {
-		sessions.Go(func() { s.run(work, ctx) })
+		if s.owned == nil {
+			sessions.Go(func() { s.run(work, ctx) })
+		}
+	}
+	for _, o := range e.owned {
+		sessions.Go(func() { o.run(work, ctx) })
 	}
 	e.log.Info("bridge started", "bridge_id", e.spec.Bridge.ID, "routes", len(e.pipelines), "sessions", len(e.slots))
 

@@ -113,12 +113,13 @@ func (e *Engine) Health() gobridge.BridgeHealth {
 	h := gobridge.BridgeHealth{
 		BridgeID: e.spec.Bridge.ID, InstanceID: e.spec.Bridge.InstanceID,
 		Ready:    len(e.Ready(gobridge.LevelFull)) == 0,
+		Role:     e.role(),
 		Sessions: []gobridge.SessionStatus{}, Routes: []gobridge.RouteHealth{},
 	}
 	working := false
 	for _, s := range e.slots {
 		sh := s.health()
-		working = working || sh.Connected
+		working = working || sh.Connected || sh.State == stateStandby
 		h.Sessions = append(h.Sessions, sh.Status(s.use.Session.ID))
 	}
 	for _, p := range e.pipelines {

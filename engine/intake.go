@@ -337,8 +337,17 @@ func (in *intake) drain(ctx context.Context) int {
 // quiesce gives back what waits for a failing store, and waits for what the store
 // has been given, see route.quiesce.
 func (in *intake) quiesce(ctx context.Context, reason string) error {
+	return in.empty(ctx, quiescing, reason)
+}
+
+// part is that of route.
+func (in *intake) part(ctx context.Context) error {
+	return in.empty(ctx, parting, metric.ReturnStepDown)
+}
+
+func (in *intake) empty(ctx context.Context, m mode, reason string) error {
 	in.mu.Lock()
-	empty := in.begin(quiescing, reason)
+	empty := in.begin(m, reason)
 	in.mu.Unlock()
 	var err error
 	select {
@@ -383,9 +392,11 @@ func (in *intake) begin(m mode, reason string) <-chan struct{} {
 func (in *intake) giveBack(from *pending) {
 	from.open = 0
 	in.inFlight--
-	if in.emptying.mode == draining {
+	switch in.emptying.mode {
+	case draining:
 		in.left++
-	} else {
+	case parting: // the source ends: it delivers again without being asked
+	default:
 		// The source of a dead instance refuses, and delivers again all the same.
 		_ = from.d.Retry(0, errEmptied)
 	}

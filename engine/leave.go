@@ -32,7 +32,17 @@ func (r *route) drain(ctx context.Context) int {
 // with the reason. The cause of ctx says that sends are still under way; those are
 // given back when they fail.
 func (r *route) quiesce(ctx context.Context, reason string) error {
-	empty := r.begin(quiescing, reason)
+	return r.empty(ctx, quiescing, reason)
+}
+
+// part leaves what the route holds to a source that another process may own from here
+// on. The outcome is that of quiesce.
+func (r *route) part(ctx context.Context) error {
+	return r.empty(ctx, parting, metric.ReturnStepDown)
+}
+
+func (r *route) empty(ctx context.Context, m mode, reason string) error {
+	empty := r.begin(m, reason)
 	err := r.await(ctx, empty)
 	r.mu.Lock()
 	r.emptying.quiesced()
@@ -111,6 +121,31 @@ func (r *route) await(ctx context.Context, empty <-chan struct{}) error {
 	}
 }
 
+// unsent waits until nothing is on its way to a destination that is there.
+func (r *route) unsent(ctx context.Context) error {
+	poll := time.NewTicker(goneCheck)
+	defer poll.Stop()
+	for r.sending() {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-poll.C:
+		}
+	}
+	return nil
+}
+
+func (r *route) sending() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range r.legs {
+		if r.legs[i].state == legSending && r.bindingOf(uint32(i)).sender.Available() == nil {
+			return true
+		}
+	}
+	return false
+}
+
 // forsake gives up waiting for those of the awaited sends and store calls that lost
 // names.
 func (r *route) forsake(lost func(ref uint32) bool) {
@@ -171,6 +206,7 @@ func (r *route) returnWork(ref uint32) {
 		return // a record is where it was
 	case r.emptying.mode == draining:
 		r.left++
+	case r.emptying.mode == parting: // the source ends: it delivers again without being asked
 	default:
 		// The source of a dead instance refuses, and delivers again all the same.
 		_ = w.d.Retry(0, errEmptied)

@@ -88,6 +88,23 @@ func (p *pipeline) quiesce(ctx context.Context, reason string) error {
 	return cmp.Or(stored, buried)
 }
 
+// part leaves what the pipeline holds to a source that another process may own from
+// here on, and waits for the records on their way. Nothing else may begin to be sent.
+func (p *pipeline) part(ctx context.Context) error {
+	if p.intake == nil {
+		return p.source().part(ctx)
+	}
+	outcomes := make([]error, 2+len(p.routes))
+	var wg sync.WaitGroup
+	wg.Go(func() { outcomes[0] = p.intake.part(ctx) })
+	wg.Go(func() { outcomes[1] = p.source().part(ctx) })
+	for i, r := range p.routes {
+		wg.Go(func() { outcomes[2+i] = r.unsent(ctx) })
+	}
+	wg.Wait()
+	return cmp.Or(outcomes...)
+}
+
 // drain settles what is physically under way. It returns the number of deliveries
 // left with their source; records in the outbox are safe and do not count.
 func (p *pipeline) drain(ctx context.Context) int {

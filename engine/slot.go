@@ -30,6 +30,9 @@ type slot struct {
 	source *pipeline
 	// users are the bindings that send through the session.
 	users []user
+	// owned is the ownership that the session belongs to, nil for one that always runs.
+	owned *ownership
+	ran   bool // the latest instance was run; of run
 
 	mu      sync.Mutex
 	session gobridge.Session
@@ -76,10 +79,10 @@ func (s *slot) current() gobridge.Session {
 }
 
 // run keeps an instance running until ctx ends. intake ends earlier: from then on
-// the receiver offers nothing, while settlements still go out.
+// the receiver offers nothing, while settlements still go out. It may be called again.
 func (s *slot) run(ctx, intake context.Context) {
 	wait := rebuildMin
-	for session := s.current(); session != nil; {
+	for session := s.first(ctx, &wait); session != nil; {
 		began := time.Now()
 		err := s.serve(ctx, intake, session)
 		if ctx.Err() != nil {
@@ -92,8 +95,21 @@ func (s *slot) run(ctx, intake context.Context) {
 	}
 }
 
+// first returns an instance that has not run.
+func (s *slot) first(ctx context.Context, wait *time.Duration) gobridge.Session {
+	if !s.ran {
+		return s.current()
+	}
+	session, err := s.open()
+	if err != nil {
+		return s.replace(ctx, err, wait)
+	}
+	return session
+}
+
 // serve runs one instance to its end.
 func (s *slot) serve(ctx, intake context.Context, session gobridge.Session) error {
+	s.ran = true
 	var receiving sync.WaitGroup
 	instance, stop := context.WithCancel(intake)
 	if s.source != nil {
@@ -186,6 +202,9 @@ func (s *slot) health() gobridge.SessionHealth {
 	h := session.Health()
 	if h.LastError == "" {
 		h.LastError = lastErr
+	}
+	if s.owned != nil {
+		s.owned.amend(&h, s)
 	}
 	return h
 }

@@ -41,6 +41,8 @@ const (
 	ReturnRecovering = "recovering"
 	// ReturnRetry: the delivery was given back by Delivery.Retry.
 	ReturnRetry = "retry"
+	// ReturnStepDown: another instance may own the source's session from here on.
+	ReturnStepDown = "step_down"
 	// ReturnSessionEnd: the source's session ended under the delivery.
 	ReturnSessionEnd = "session_end"
 )
@@ -120,7 +122,7 @@ var (
 	MessagesReturned = &Desc{
 		Name: "MessagesReturned", Kind: KindCounter, Labels: []string{LabelRoute, LabelBinding, LabelReason},
 		Values: map[string][]string{LabelReason: {
-			ReturnShutdown, ReturnRecovering, ReturnRetry, ReturnSessionEnd, Other,
+			ReturnShutdown, ReturnRecovering, ReturnRetry, ReturnSessionEnd, ReturnStepDown, Other,
 		}},
 		Help: "Messages left unsettled at their source, which delivers them again where it can.",
 	}
@@ -312,7 +314,7 @@ var (
 	}
 	LeaseTransfers = &Desc{
 		Name: "LeaseTransfers", Kind: KindCounter, Labels: []string{LabelSession},
-		Help: "Times that this instance took the ownership of an exclusive session from another one.",
+		Help: "Times that this instance has become the owner of an exclusive session.",
 	}
 	CredentialRotations = &Desc{
 		Name: "CredentialRotations", Kind: KindCounter, Labels: []string{LabelSession},
