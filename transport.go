@@ -251,9 +251,9 @@ type Env struct {
 	// Fence limits what the session may send, and connects it may begin, while another
 	// process may own it. Nil: it always may.
 	Fence *Fence
-	// TakenOver tells that another client has taken the session's place at the broker.
-	// Nil: nobody asks.
-	TakenOver func()
+	// Doubt tells that the connection was lost: another process may have become the
+	// owner of the session, and taken its place at the broker. Nil: there is no owner.
+	Doubt func()
 }
 
 // SessionControl is implemented by sessions that keep state in their broker and wait

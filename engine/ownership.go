@@ -75,7 +75,7 @@ func (e *Engine) newOwnership(s *slot, holder string) *ownership {
 // attach puts a session under the lease.
 func (o *ownership) attach(s *slot) {
 	s.owned = o
-	s.env.Fence, s.env.TakenOver = o.fence, o.keeper.doubt
+	s.env.Fence, s.env.Doubt = o.fence, o.keeper.doubt
 }
 
 // newHolder names a process: two of one instance_id are told apart.

@@ -308,7 +308,7 @@ func TestNothingIsSentOnceTheLeaseIsLost(t *testing.T) {
 		if _, err := c.leases.Take(t.Context(), seen, "somebody", time.Hour); err != nil {
 			t.Fatal(err)
 		}
-		a.env.TakenOver() // as the broker tells it
+		a.env.Doubt() // as after a connection that another one ended
 		synctest.Wait()
 		c.publish(0, 10)
 		wait(10 * time.Second)

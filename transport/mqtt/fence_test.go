@@ -10,6 +10,7 @@ import (
 
 	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/bridgetest"
+	"github.com/gobridge/gobridge/metric"
 )
 
 // fenced is a connected session whose broker takes two publishes at a time.
@@ -79,9 +80,9 @@ func TestNoPublishIsSentAgainPastTheFence(t *testing.T) {
 	}
 	r.Sender("out").Flush()
 	c.ExpectPublish()
-	fence.Shut()
 	c.Reset()
 	c = fb.Accept()
+	fence.Shut() // between the connect and its answer
 	c.Handshake(present())
 	c.ExpectNothing(6 * fenceCheck)
 	fence.OpenUntil(time.Now().Add(time.Hour))
@@ -93,5 +94,39 @@ func TestNoPublishIsSentAgainPastTheFence(t *testing.T) {
 	o.wait(t, 1)
 	if err := o.err("open"); err != nil {
 		t.Errorf("open: %v", err)
+	}
+}
+
+// A connect past the fence would disconnect the next owner. A new time as the owner
+// begins without the waits of the last one.
+func TestNoConnectIsBegunPastTheFence(t *testing.T) {
+	fb := bridgetest.NewFakeBroker(t)
+	fence, doubts, carry := new(gobridge.Fence), make(chan struct{}, 10), newCarried()
+	fence.OpenUntil(time.Now().Add(time.Hour))
+	env := gobridge.Env{Fence: fence, Carried: carry, Doubt: func() { doubts <- struct{}{} }}
+	use := func() *gobridge.SessionUse {
+		return testUse(fb.URL(), gobridge.ModePersistent, nil, func(s *SessionSettings, _ *SenderSettings) {
+			s.ReconnectDelay, s.ReconnectMaxDelay = 10*time.Millisecond, time.Minute
+		})
+	}
+	r := startWith(t, use(), env)
+	fb.Accept().Handshake(nil)
+	r.awaitAvailable(t)
+	fence.Shut()
+	fb.CutAll()
+	<-doubts
+	eventually(t, "connects are given up", func() bool { return r.value(metric.MQTTConnectFailures, string(gobridge.CodeLeaseLost)) > 2 })
+	if n := fb.Connections(); n != 1 {
+		t.Errorf("%d connections, want the first one alone", n)
+	}
+	r.stop()
+
+	carriedOf(env).backoffOf(sessionSettings(use().Session)).takenOver()
+	fence.OpenUntil(time.Now().Add(time.Hour))
+	began := time.Now()
+	startWith(t, use(), env)
+	fb.Accept().Handshake(nil)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("the next time as the owner began with a wait of %v", took)
 	}
 }

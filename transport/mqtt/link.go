@@ -133,6 +133,9 @@ func (s *session) connectPacket(cp *paho.Connect, _ *url.URL) (*paho.Connect, er
 // attempt opens one connection. connect_timeout, and reconnect_timeout after the
 // first connection, bounds everything up to the CONNACK.
 func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.URL) (net.Conn, error) {
+	if !s.out.fence.Open(time.Now()) {
+		return nil, gobridge.ErrLeaseLost // a connect would disconnect the next owner
+	}
 	s.mu.Lock()
 	bound := s.set.ConnectTimeout
 	if s.connects > 0 {
@@ -329,6 +332,9 @@ func (s *session) down(d *packets.Disconnect) {
 	s.wake()
 	if quiet {
 		return
+	}
+	if s.doubt != nil {
+		s.doubt()
 	}
 	s.log.Warn("connection lost", "broker", c.broker, "after", up.Round(time.Millisecond), "err", cause)
 	flapping := s.backoff.lost(up, d == nil && closedByPeer(c.failure()))

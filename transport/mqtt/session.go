@@ -36,7 +36,6 @@ type session struct {
 	log     *slog.Logger
 	count   *counters
 	metrics *metric.Registry
-	mode    string
 	durable bool
 	sharing bool // it has a $share filter
 	brokers []*url.URL
@@ -60,6 +59,7 @@ type session struct {
 	tasks    sync.WaitGroup
 	failures repeated // of connecting
 	gate     gate
+	doubt    func() // see gobridge.Env; may be nil
 	carried  *carried
 
 	recovery *recovery
@@ -113,7 +113,6 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		log:     env.Logger,
 		count:   newCounters(env.Metrics, use.Session.ID),
 		metrics: env.Metrics,
-		mode:    use.Session.Mode,
 		durable: use.Session.Mode != gobridge.ModeEphemeral,
 		sharing: shares(use.Receiver),
 		brokers: brokers,
@@ -136,7 +135,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 	s.ledger.up, s.ledger.down = s.up, s.down
 
 	s.out = newOutbound(s.durable, s.log, s.count, s.wake)
-	s.out.fence = env.Fence
+	s.out.fence, s.doubt = env.Fence, env.Doubt
 	for _, spec := range use.Senders {
 		o := senderSettings(spec)
 		s.out.qos2 = s.out.qos2 || o.QoS == "2" || o.QoS == Preserve
@@ -191,6 +190,9 @@ func (s *session) wake() {
 // Run is part of gobridge.Session.
 func (s *session) Run(ctx context.Context) error {
 	defer s.removeGauges()
+	if s.out.fence != nil {
+		s.backoff.wake() // the waits are those of an earlier time as the owner
+	}
 	cm, err := autopaho.NewConnection(context.WithoutCancel(ctx), s.clientConfig())
 	if err != nil {
 		return fmt.Errorf("session %s: %w: %w", s.id, gobridge.ErrSessionUnrecoverable, err)

@@ -5,8 +5,6 @@ import (
 	"log/slog"
 	"sync"
 	"time"
-
-	"github.com/gobridge/gobridge"
 )
 
 // takeoverLog decides how loudly a takeover of the session by another client is told.
@@ -21,10 +19,10 @@ type takeoverLog struct {
 // next returns the level of the next takeover's log line and how many it stands for;
 // ok is false for one that is not logged. The first is an error: somebody reuses the
 // client id of this session. The later ones say nothing new and are warnings, thinned
-// out. An exclusive session is meant to be taken over, by its next owner.
-func (t *takeoverLog) next(exclusive bool, now time.Time) (level slog.Level, times int, ok bool) {
+// out. A session under a lease is meant to be taken over, by its next owner.
+func (t *takeoverLog) next(owned bool, now time.Time) (level slog.Level, times int, ok bool) {
 	t.mu.Lock()
-	first := !t.told && !exclusive
+	first := !t.told && !owned
 	t.told = t.told || first
 	t.mu.Unlock()
 	if first {
@@ -44,14 +42,14 @@ func (s *session) takenOver(reported bool) {
 		what, state = "connections end right after they were accepted: another client may use the same client id", " may be in use elsewhere: waiting before the next try"
 	}
 	s.tell("client id " + s.set.ClientID + state)
-	exclusive := s.mode == gobridge.ModeExclusive
-	level, times, ok := told.next(exclusive, time.Now())
+	owned := s.out.fence != nil // then it may be the next owner
+	level, times, ok := told.next(owned, time.Now())
 	if !ok {
 		return
 	}
 	hint := "give each instance its own client_id"
 	switch {
-	case exclusive:
+	case owned:
 		hint = "right after the lease went to another instance this is expected"
 	case s.sharing:
 		hint = "the members of a $share group reuse one client_id, so all but one receive nothing: write client_id_suffix: hostname, or a client_id for each"

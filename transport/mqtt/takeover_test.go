@@ -21,8 +21,8 @@ import (
 func TestOnlyTheFirstTakeoverIsAnError(t *testing.T) {
 	at := time.Now()
 	for _, c := range []struct {
-		exclusive bool
-		want      []string
+		owned bool
+		want  []string
 	}{
 		{false, []string{"ERROR 1", "WARN 1", "", "", "WARN 3", ""}},
 		{true, []string{"WARN 1", "", "", "", "WARN 4", ""}},
@@ -31,13 +31,13 @@ func TestOnlyTheFirstTakeoverIsAnError(t *testing.T) {
 		var got []string
 		for _, after := range []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second, repeatEvery + 2*time.Second, repeatEvery + 3*time.Second} {
 			line := ""
-			if level, times, ok := log.next(c.exclusive, at.Add(after)); ok {
+			if level, times, ok := log.next(c.owned, at.Add(after)); ok {
 				line = fmt.Sprint(level, " ", times)
 			}
 			got = append(got, line)
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" {
-			t.Errorf("exclusive %t (-want +got):\n%s", c.exclusive, diff)
+			t.Errorf("under a lease %t (-want +got):\n%s", c.owned, diff)
 		}
 	}
 }
