@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // minLeaseTTL leaves room for renewals and for the reads of a standby.
@@ -192,7 +194,7 @@ func (c *checker) checkInstances() {
 			continue
 		}
 		client := u.kind.ClientID(u.Session)
-		own := u.kind.OwnClientID != nil && u.kind.OwnClientID(u.Session) || strings.Contains(client, c.spec.Bridge.InstanceID)
+		own := u.kind.OwnClientID != nil && u.kind.OwnClientID(u.Session) || namesInstance(client, c.spec.Bridge.InstanceID)
 		switch {
 		case owners[id] == id && own:
 			c.warn(u.path, fmt.Sprintf("client id %q of the exclusive session %q holds the name of this instance: the next owner would not find what the broker has queued for it", client, id),
@@ -209,4 +211,22 @@ func (c *checker) checkInstances() {
 		}
 		c.warn(u.path, what+", unless its client_id differs from instance to instance", "write client_id_suffix: hostname, or session_mode: exclusive")
 	}
+}
+
+// namesInstance reports whether a client id holds the name of an instance as a word.
+func namesInstance(client, instance string) bool {
+	isPart := func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }
+	for rest := client; instance != ""; {
+		i := strings.Index(rest, instance)
+		if i < 0 {
+			return false
+		}
+		before, _ := utf8.DecodeLastRuneInString(rest[:i])
+		after, _ := utf8.DecodeRuneInString(rest[i+len(instance):])
+		if !isPart(before) && !isPart(after) {
+			return true
+		}
+		rest = rest[i+1:]
+	}
+	return false
 }

@@ -182,3 +182,14 @@ func TestOwners(t *testing.T) {
 		}
 	}
 }
+
+func TestClientIDNamesItsInstance(t *testing.T) {
+	for client, want := range map[string]bool{
+		"gw-1": true, "in-gw-1": true, "gw-1.in": true, "gw-10-gw-1-x": true,
+		"gw-10": false, "xgw-1": false, "in": false, "": false,
+	} {
+		if got := namesInstance(client, "gw-1"); got != want {
+			t.Errorf("%q names gw-1: %t, want %t", client, got, want)
+		}
+	}
+}
