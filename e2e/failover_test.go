@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -204,6 +205,7 @@ func failover(t *testing.T, limit time.Duration, fault func(p *twins, owner stri
 	}
 }
 
+// Covers: S1-808
 func TestKilledOwnerIsFollowed(t *testing.T) {
 	t.Parallel()
 	failover(t, leaseTTL*3/2, func(p *twins, owner string) func() {
@@ -214,6 +216,8 @@ func TestKilledOwnerIsFollowed(t *testing.T) {
 
 // A stopped owner goes on in the middle of whatever it did, when another one has long
 // been at work.
+//
+// Covers: S1-808
 func TestStoppedOwnerIsFollowedAndFenced(t *testing.T) {
 	t.Parallel()
 	failover(t, leaseTTL*3/2, func(p *twins, owner string) func() {
@@ -258,4 +262,34 @@ func TestOwnerThatIsStoppedCleanlyHandsOver(t *testing.T) {
 	if status, body := standby.get("/readyz"); status != 503 || !strings.Contains(body, fmt.Sprintf("standby: %s-", next)) {
 		t.Errorf("/readyz of the standby: %d %s", status, body)
 	}
+}
+
+// The example does what it says, with its own timing.
+func TestFailoverExampleHandsOver(t *testing.T) {
+	t.Parallel()
+	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	dest := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	text, err := os.ReadFile("../examples/failover.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "failover.yaml")
+	config := strings.NewReplacer("tcp://127.0.0.1:1883", source.URL(), "tcp://127.0.0.1:2883", dest.URL()).Replace(string(text))
+	if err := os.WriteFile(path, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	col := collect(t, dest.Addr(), "plant/sensors/#")
+	one := run(t, path, "INSTANCE=one", "PORT=0")
+	one.waitReady("full")
+	two := run(t, path, "INSTANCE=two", "PORT=0")
+	two.waitReady("subscribed")
+	pub := publishN(t, source.Addr(), "sensors/x", 100)
+	mustCount(t, col, 100, one, patience)
+	one.stop()
+	two.waitReady("full")
+	if h := two.health(); h.Role != gobridge.RoleActive || h.InstanceID != "two" {
+		t.Errorf("the second instance %s is %s", h.InstanceID, h.Role)
+	}
+	exactlyOnce(t, finish(t, pub, col, 100, two, patience))
+	two.stop()
 }

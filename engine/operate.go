@@ -108,6 +108,12 @@ func (e *Engine) slot(sessionID string) (*slot, error) {
 
 // control returns the live instance's handle for operators.
 func (s *slot) control() (gobridge.SessionControl, error) {
+	if s.standsBy() {
+		return nil, &gobridge.Error{
+			Code: gobridge.CodeLeaseLost, Class: gobridge.ClassPermanent,
+			Op: "session " + s.use.Session.ID + " is not owned by this instance", Hint: "ask the instance whose role is active",
+		}
+	}
 	control, ok := s.current().(gobridge.SessionControl)
 	if !ok {
 		return nil, s.unable("keeps nothing in its broker that could be drained, ended or tried again")

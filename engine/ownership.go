@@ -162,3 +162,12 @@ func (e *Engine) role() string {
 	}
 	return gobridge.RoleStandby
 }
+
+// standsBy reports whether another process owns the session, or may own it.
+func (s *slot) standsBy() bool {
+	if s.owned == nil {
+		return false
+	}
+	held, _, _ := s.owned.keeper.standing()
+	return !held
+}

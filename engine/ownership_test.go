@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -219,6 +220,12 @@ func TestOneInstanceIsActive(t *testing.T) {
 		if reasons := b.Ready(gobridge.LevelSubscribed); len(reasons) > 0 {
 			t.Errorf("the standby is not at level subscribed: %v", reasons)
 		}
+		if err := b.DrainSession(t.Context(), "a"); !errors.Is(err, gobridge.ErrLeaseLost) {
+			t.Errorf("drain on the standby: %v", err)
+		}
+		if err := b.RetrySession("a"); err != nil {
+			t.Errorf("retry on the standby: %v", err)
+		}
 		reasons := b.Ready(gobridge.LevelFull)
 		if len(reasons) == 0 || !strings.HasPrefix(reasons[0].Reason, "standby: a-") {
 			t.Errorf("the standby is full, or does not say why it is not: %v", reasons)
@@ -235,6 +242,8 @@ func TestOneInstanceIsActive(t *testing.T) {
 
 // The order of a step-down: the sessions are closed, then the lease is released, then
 // another instance begins.
+//
+// Covers: S2-325
 func TestOwnerCutOffFromItsBrokerStepsDown(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{gobridge.DirectHold, gobridge.SharedOutbox} {
@@ -324,6 +333,7 @@ func TestNothingIsSentOnceTheLeaseIsLost(t *testing.T) {
 	})
 }
 
+// Covers: S2-325
 func TestOwnerLeavesWithTheLeaseReleased(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

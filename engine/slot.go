@@ -179,6 +179,9 @@ func (s *slot) fail(err error, wait time.Duration) <-chan struct{} {
 
 // retry ends the wait for the next instance, or else the one of the live instance.
 func (s *slot) retry() error {
+	if s.standsBy() {
+		return nil // its next instance looks at everything anew
+	}
 	s.mu.Lock()
 	again := s.again
 	s.again = nil

@@ -122,6 +122,9 @@ func printHealth(out io.Writer, h *gobridge.BridgeHealth) error {
 	if h.Ready {
 		state = "ready"
 	}
+	if h.Role != "" {
+		state = h.Role + ", " + state
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "%s (%s): %s, service level %s\n", h.BridgeID, h.InstanceID, state, h.ServiceLevel)
 	fmt.Fprintln(w, "\nSESSION\tSTATE\tLEVEL\tSUBSCRIPTIONS\tUNSETTLED\tOLDEST\tWINDOW\tLAST ERROR")
