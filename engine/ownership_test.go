@@ -49,6 +49,7 @@ type member struct {
 	*engine.Engine
 	name    string
 	cutOff  atomic.Bool // from the source
+	slow    time.Duration
 	metrics *metric.Registry
 	stop    context.CancelFunc
 	done    chan error
@@ -68,6 +69,37 @@ func (w *watched) Run(ctx context.Context) error {
 	defer w.c.note("%s %s closed", w.m.name, w.what)
 	return w.Session.Run(ctx)
 }
+
+// Sender returns one whose confirmations take a while where the member says so.
+func (w *watched) Sender(id string) gobridge.Sender {
+	return &slowSender{w.Session.Sender(id), w.m}
+}
+
+type slowSender struct {
+	gobridge.Sender
+	m *member
+}
+
+func (s *slowSender) Send(m *gobridge.Outbound) error {
+	if _, slow := m.Completion.(*slowDone); !slow && s.m.slow > 0 {
+		m.Completion = &slowDone{m.Completion, s.m.slow}
+	}
+	return s.Sender.Send(m)
+}
+
+type slowDone struct {
+	to   gobridge.Completion
+	wait time.Duration
+}
+
+func (s *slowDone) Done(m *gobridge.Outbound, err error) {
+	time.AfterFunc(s.wait, func() {
+		s.to.Done(m, err)
+		s.to.Flush()
+	})
+}
+
+func (s *slowDone) Flush() {}
 
 func (w *watched) Health() gobridge.SessionHealth {
 	h := w.Session.Health()
@@ -306,6 +338,39 @@ func TestStepDownLeavesWhatIsHeldToTheNextOwner(t *testing.T) {
 		wait(time.Second)
 		c.wantAll(t, 50, 0)
 	})
+}
+
+// What is under way when the step-down begins is settled before the source is closed,
+// and is not received by the next owner; what takes longer than the grace is.
+func TestStepDownAwaitsWhatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		takes   time.Duration
+		repeats int
+	}{{500 * time.Millisecond, 0}, {1500 * time.Millisecond, 10}} {
+		t.Run(tc.takes.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := newCluster()
+				a := c.join(t, "a", exclusiveSpec(nil))
+				c.join(t, "b", exclusiveSpec(nil))
+				a.slow = tc.takes
+				began := time.Now()
+				a.cutOff.Store(true)
+				wait(3900 * time.Millisecond) // the step-down comes after 4 s and the time to look
+				c.publish(0, 10)
+				wait(4 * time.Second)
+				events := c.log()
+				if !slices.Contains(events, "b takes") {
+					t.Fatalf("after %v: events %q", time.Since(began), events)
+				}
+				c.wantAll(t, 10, tc.repeats)
+				if got := len(c.dst.Sent()); got != 10+tc.repeats {
+					t.Errorf("the destination received %d messages, want %d", got, 10+tc.repeats)
+				}
+			})
+		})
+	}
 }
 
 func TestNothingIsSentOnceTheLeaseIsLost(t *testing.T) {
