@@ -34,6 +34,8 @@ func Transport() *gobridge.Transport {
 		Endpoints:       endpoints,
 		ClientID:        clientID,
 		NoLocal:         noLocal,
+		Source:          sourceTraits,
+		Confirms:        confirms,
 		DefaultAddress:  defaultAddress,
 		CheckAddress:    gobridge.ValidateTopic,
 		Carry:           newCarried,
