@@ -31,7 +31,11 @@ func resumedTooLate(c *conditions) (finding, bool) {
 	if !c.direct() || !c.redeliverable() {
 		return finding{}, false
 	}
-	text := "the broker drops its queue when the bridge is away for longer than " + c.keepsShort() + ", or when it loses its own state; the bridge says so"
+	text := "the broker drops its queue when it loses its own state"
+	if !c.keepsForEver() {
+		text = "the broker drops its queue when the bridge is away for longer than " + c.keepsShort() + ", or when it loses its own state"
+	}
+	text += "; the bridge says so"
 	return finding{outside: true, text: text, because: c.keepsFields()}, true
 }
 
@@ -75,7 +79,7 @@ func notStoredEphemeral(c *conditions) (finding, bool) {
 	if !c.durable() {
 		because = append(because, c.modeField())
 		if c.shared() {
-			text += " for certain (a broker may give it to another member of the $share group)"
+			text += " (a broker may hand it to another member of the $share group, but none has to)"
 		}
 	}
 	return finding{outside: c.durable() && c.chosenByPublisher(), text: text, because: because}, true
@@ -104,7 +108,7 @@ func reusedID(c *conditions) (finding, bool) {
 
 func droppedAtSource(c *conditions) (finding, bool) {
 	text := "what the source broker expires, or drops because its queue is full, never reaches the bridge"
-	if c.outboxed() && c.redeliverable() {
+	if c.outboxed() && c.redeliverable() && !c.keepsForEver() {
 		text += "; nor does what waits there for a bridge that is away for longer than " + c.keepsShort()
 	}
 	return finding{outside: true, text: text}, true

@@ -107,13 +107,20 @@ func (c *conditions) budget() string {
 
 // keeps says how long the source waits for the bridge.
 func (c *conditions) keeps() string {
-	if c.traits.Keeps == math.MaxInt64 {
-		return "without an end"
+	if c.keepsForEver() {
+		return "for ever"
 	}
-	return "for " + span(c.traits.Keeps)
+	return "for " + c.keepsShort()
 }
 
-func (c *conditions) keepsShort() string { return strings.TrimPrefix(c.keeps(), "for ") }
+func (c *conditions) keepsForEver() bool { return c.traits.Keeps == math.MaxInt64 }
+
+func (c *conditions) keepsShort() string {
+	if c.keepsForEver() {
+		return "no end"
+	}
+	return span(c.traits.Keeps)
+}
 
 func (c *conditions) keepsFields() []string {
 	if c.traits.KeepsField == "" {

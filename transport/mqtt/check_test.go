@@ -246,11 +246,11 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 			`routes[0].receiver.topics[4].topic: "$share/g/" is not a topic filter: a shared filter has the form $share/<group>/<filter> (write a filter such as "sensors/#" or "+/state")`,
 		}},
 
-		// Covers: S1-303, S2-111
+		// Covers: S1-303, S2-111, G03
 		{"QoS 1 on an ephemeral session (G03)", func(s *gobridge.Spec) { s.Sessions[0].Mode = gobridge.ModeEphemeral }, []string{
 			"sessions[0].session_mode: session_mode is ephemeral: " + lost + " (write session_mode: persistent, or qos: 0 for topics that may be lost)",
 		}},
-		// Covers: S1-303, S1-304
+		// Covers: S1-303, S1-304, G03
 		{"QoS 1 on a persistent clean start (G03)", edge(func(s *SessionSettings) { s.CleanStart = new(true) }), []string{
 			"sessions[0].options.session.clean_start: clean_start: true contradicts session_mode persistent: the broker would forget the session on each connect; " + lost + " (remove clean_start, or write session_mode: ephemeral with qos: 0)",
 		}},
