@@ -175,7 +175,7 @@ func recordStays(c *conditions) (finding, bool) {
 }
 
 func answerLost(c *conditions) (finding, bool) {
-	if len(c.unconfirmed) == len(c.route.Bindings) {
+	if !c.answered {
 		return finding{}, false
 	}
 	return finding{outside: true, text: "when the destination took it and its answer was lost it is sent again"}, true
@@ -196,7 +196,7 @@ func outage(c *conditions) (finding, bool) {
 	case c.outboxed() && c.qos == 0:
 		return finding{
 			verdict: PossibleLoss, outside: c.chosenByPublisher(),
-			text:    fmt.Sprintf("while the destination is away up to %d messages wait in the outbox; when it is full, QoS 0 is dropped", p.MaxOutboxDepth),
+			text:    fmt.Sprintf("while the destination is away up to %d messages wait in the outbox; when it is full, QoS 0 is dropped once its memory is spent", p.MaxOutboxDepth),
 			because: []string{"max_outbox_depth", c.qosField()},
 		}, true
 	case c.outboxed():
@@ -229,14 +229,17 @@ func fanOut(c *conditions) (finding, bool) {
 }
 
 func otherInstance(c *conditions) (finding, bool) {
-	if !c.outboxed() || c.session.Mode != gobridge.ModeExclusive {
+	if !c.outboxed() || c.exclusive == "" {
 		return finding{}, false
 	}
-	text := "when another instance takes over, what this one has stored waits in its own outbox until it runs again; its disk must not be thrown away"
-	if c.volatile() {
-		return finding{verdict: PossibleLoss, text: "when this instance ends, what it holds in memory is lost to the one that takes over", because: []string{c.modeField(), "stores.outbox.type: memory"}}, true
+	because := []string{"session_mode: exclusive for session " + c.exclusive, "stores.outbox.type: " + c.spec.Stores.Outbox.Type}
+	switch c.spec.Stores.Outbox.Type {
+	case gobridge.StoreMemory:
+		return finding{verdict: PossibleLoss, text: "when this instance ends, what it holds in memory is lost to the one that takes over", because: because}, true
+	case gobridge.StoreSQLite:
+		return finding{text: "when another instance takes over, what this one has stored waits in its own outbox until it owns the session again; keep its disk", because: because}, true
 	}
-	return finding{text: text, because: []string{c.modeField(), "stores.outbox.type: " + c.spec.Stores.Outbox.Type}}, true
+	return finding{}, false // the instances share the store
 }
 
 func unconfirmedSend(c *conditions) (finding, bool) {
@@ -244,7 +247,7 @@ func unconfirmedSend(c *conditions) (finding, bool) {
 		return finding{}, false
 	}
 	return finding{
-		outside: c.published,
+		outside: !c.unconfirmedBySetting,
 		text:    "sent without an answer over " + strings.Join(c.unconfirmed, ", ") + "; it counts as sent when it was written, and is lost when the connection breaks then",
 		because: []string{"the sender's qos, or on_qos_downgrade of its session"},
 	}, true

@@ -20,10 +20,14 @@ type conditions struct {
 	filter   string
 	// filterQoS is what the filter asks for; qos is that of the packet, 0 or filterQoS.
 	filterQoS, qos int
-	// unconfirmed are the senders that send the packet without an answer;
-	// published tells that they do so because its publisher chose QoS 0.
-	unconfirmed []string
-	published   bool
+	// answered tells that a destination answers for the packet. unconfirmed are the
+	// senders that send it without an answer, unconfirmedBySetting that one of them does
+	// so by its settings and not because the publisher chose QoS 0.
+	answered             bool
+	unconfirmed          []string
+	unconfirmedBySetting bool
+	// exclusive is an exclusive session of the route, empty when it has none.
+	exclusive string
 }
 
 // conditionsOf gathers the conditions of the packets of one QoS. The spec has passed its
@@ -33,22 +37,32 @@ func conditionsOf(spec *gobridge.Spec, kinds *gobridge.Kinds, route *gobridge.Ro
 	c.receiver = receiverOf(spec, route)
 	c.session = spec.Use(c.receiver.SessionID).Session
 	c.traits = traitsOf(c.session, kinds)
-	c.published = true
+	if c.session.Mode == gobridge.ModeExclusive {
+		c.exclusive = c.session.ID
+	}
 	for i := range route.Bindings {
-		sender := senderOf(spec, &route.Bindings[i])
-		session := spec.Use(sender.SessionID).Session
-		confirms := kinds.Transport(session.Transport).Confirms
-		if confirms == nil {
-			continue
-		}
-		downgraded := traitsOf(session, kinds).MayDowngrade
-		if confirms(sender, uint8(qos)) && !downgraded {
-			continue
-		}
-		c.unconfirmed = append(c.unconfirmed, sender.ID)
-		c.published = c.published && qos < c.filterQoS && !downgraded && confirms(sender, 1)
+		c.addSender(kinds, senderOf(spec, &route.Bindings[i]))
 	}
 	return c
+}
+
+func (c *conditions) addSender(kinds *gobridge.Kinds, sender *gobridge.SenderSpec) {
+	session := c.spec.Use(sender.SessionID).Session
+	if session.Mode == gobridge.ModeExclusive {
+		c.exclusive = session.ID
+	}
+	confirms := kinds.Transport(session.Transport).Confirms
+	downgraded := traitsOf(session, kinds).MayDowngrade
+	if confirms == nil || confirms(sender, uint8(c.qos)) && !downgraded {
+		c.answered = true
+		return
+	}
+	if !slices.Contains(c.unconfirmed, sender.ID) {
+		c.unconfirmed = append(c.unconfirmed, sender.ID)
+	}
+	if !c.chosenByPublisher() || downgraded || !confirms(sender, 1) {
+		c.unconfirmedBySetting = true
+	}
 }
 
 func traitsOf(s *gobridge.SessionSpec, kinds *gobridge.Kinds) gobridge.SourceTraits {

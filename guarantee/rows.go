@@ -171,8 +171,8 @@ var rows = []Row{
 		Verdict: MayRepeat, apply: fanOut,
 	},
 	{
-		ID: "other-instance", Source: "exclusive session", Mode: outbox, When: "another instance takes the session over",
-		Then:    "what the first one has stored stays in its own outbox until that instance runs again",
+		ID: "other-instance", Source: "exclusive session", Mode: outbox + ", store of one instance", When: "another instance takes the session over",
+		Then:    "what the first one has stored waits in its own outbox until it owns the session again",
 		Verdict: Waits, apply: otherInstance,
 	},
 	{
