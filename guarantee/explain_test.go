@@ -20,16 +20,20 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// explained reads a config of testdata and explains it.
-func explained(t *testing.T, name string) *Report {
+// explained reads a config of testdata, with texts replaced in pairs, and explains it.
+func explained(t *testing.T, name string, replace ...string) *Report {
 	t.Helper()
 	file := filepath.Join("testdata", name+".yaml")
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
+	text := strings.NewReplacer(replace...).Replace(string(data))
+	if len(replace) > 0 && text == string(data) {
+		t.Fatalf("%s: nothing to replace", name)
+	}
 	all := kinds.All()
-	f, diags := config.Load(file, data, all)
+	f, diags := config.Load(file, []byte(text), all)
 	if config.HasErrors(diags) {
 		t.Fatalf("%v", diags)
 	}
@@ -101,6 +105,29 @@ func TestConfigsComeToTheirPromise(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What is called the strongest change closes the loss that it speaks of.
+func TestStrongestChangesCloseWhatTheySpeakOf(t *testing.T) {
+	for _, c := range []struct {
+		config, old, new string
+		lost             []string
+	}{
+		{"qos-0", "qos: 0", "qos: 1", nil},
+		{"mixed-qos", "qos: 0", "qos: 1", nil},
+		{"outbox-memory", "type: memory", "type: sqlite", nil},
+		{"outbox-ephemeral", "session_mode: ephemeral", "session_mode: persistent", nil},
+		{"downgrade", "on_qos_downgrade: accept", "on_qos_downgrade: fail", nil},
+		{"send-qos-0", "qos: 0", "qos: 1", nil},
+		{"dlq-memory", "type: memory", "type: sqlite", nil},
+		{"drop", "on_permanent_failure: drop", "on_permanent_failure: dlq", []string{"route up, filter sensors/#: G15"}},
+		{"drop-expired-outbox", "on_expired: drop", "on_expired: dlq", nil},
+		{"outage-fails-outbox", "on_permanent_failure: drop", "on_permanent_failure: dlq", nil},
+	} {
+		if diff := cmp.Diff(c.lost, explained(t, c.config, c.old, c.new).Lost()); diff != "" {
+			t.Errorf("%s with %s: lost by the bridge (-want +got):\n%s", c.config, c.new, diff)
+		}
 	}
 }
 

@@ -477,3 +477,27 @@ func TestCheckNeverPanicsOnOptions(t *testing.T) {
 		problemsOf(s)
 	})
 }
+
+// What package guarantee hears of the options of a session and a sender.
+func TestTraitsOfSourcesAndSenders(t *testing.T) {
+	for expiry, want := range map[gobridge.Seconds]time.Duration{600: 10 * time.Minute, 0xfffffffe: 0xfffffffe * time.Second, 0xffffffff: math.MaxInt64} {
+		o := NewSessionOptions()
+		o.Session.SessionExpiryInterval = expiry
+		if got := sourceTraits(&gobridge.SessionSpec{Options: o}); got.Keeps != want || got.MayDowngrade {
+			t.Errorf("expiry %s: %+v, want it kept for %s and never downgraded", expiry, got, want)
+		}
+		o.Session.OnQoSDowngrade = DowngradeAccept
+		if !sourceTraits(&gobridge.SessionSpec{Options: o}).MayDowngrade {
+			t.Error("on_qos_downgrade: accept may downgrade")
+		}
+	}
+	for rule, want := range map[QoSRule][3]bool{"0": {}, "1": {true, true, true}, "2": {true, true, true}, Preserve: {false, true, true}} {
+		o := NewSenderOptions()
+		o.Sender.QoS = rule
+		for qos := range want {
+			if got := confirms(&gobridge.SenderSpec{Options: o}, uint8(qos)); got != want[qos] {
+				t.Errorf("sender qos %s, message of QoS %d: confirmed %t", rule, qos, got)
+			}
+		}
+	}
+}
