@@ -6,6 +6,36 @@ import (
 	"strings"
 )
 
+// deliveryMode is what the checks know of a delivery mode.
+type deliveryMode struct {
+	// acksEarly says that a message is acknowledged at its source before the
+	// destination confirmed it or a durable store holds it.
+	acksEarly bool
+}
+
+var deliveryModes = map[string]deliveryMode{
+	DirectHold:   {},
+	SharedOutbox: {},
+}
+
+// adviseDurability warns of a route whose mode lets its source forget a message that
+// nothing else holds: what is on its way to the destinations when the bridge ends is
+// lost, whatever the QoS.
+func (c *checker) adviseDurability(route int, modes map[string]deliveryMode) {
+	r := &c.spec.Routes[route]
+	if !modes[r.DeliveryMode].acksEarly {
+		return
+	}
+	ids := make([]string, len(r.Bindings))
+	for i := range r.Bindings {
+		ids[i] = strconv.Quote(r.Bindings[i].ID)
+	}
+	c.warn(at("routes", route)+".delivery_mode",
+		fmt.Sprintf("delivery_mode %s acknowledges a message before its destination confirmed it or a durable store holds it: what is on its way over %s when the bridge ends is lost",
+			r.DeliveryMode, strings.Join(ids, ", ")),
+		"write delivery_mode: "+DirectHold+" or "+SharedOutbox+" where every message counts")
+}
+
 // checkRoutes checks the routes, what they refer to and their policies.
 func (c *checker) checkRoutes() {
 	s := c.spec
@@ -20,9 +50,7 @@ func (c *checker) checkRoutes() {
 	for i := range s.Routes {
 		r, path := &s.Routes[i], at("routes", i)
 		receiver := c.routeReceiver(i)
-		if r.DeliveryMode == SharedOutbox {
-			c.unavailable(path+".delivery_mode", "delivery_mode shared_outbox")
-		}
+		c.adviseDurability(i, deliveryModes)
 		if len(r.Processors) > 0 {
 			c.unavailable(path+".processors", "processors")
 		}

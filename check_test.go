@@ -3,6 +3,7 @@ package gobridge
 import (
 	"errors"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -475,6 +476,43 @@ func TestCheckWarns(t *testing.T) {
 				t.Errorf("warnings (-want +got):\n%s\nfaults %v", diff, faults(problems))
 			}
 		})
+	}
+}
+
+// Both modes wait for the destination or the durable outbox, so that nothing is
+// advised; a mode that would not wait is.
+func TestAModeThatAcknowledgesEarlyIsAdvisedAgainst(t *testing.T) {
+	advice := func(mode string, modes map[string]deliveryMode) []Problem {
+		c := &checker{spec: &Spec{Routes: []RouteSpec{
+			{ID: "up", DeliveryMode: mode, Bindings: []BindingSpec{{ID: "up/0"}, {ID: "archive"}}},
+		}}}
+		c.adviseDurability(0, modes)
+		return c.problems
+	}
+	for _, mode := range []string{DirectHold, SharedOutbox, "misspelt"} {
+		if got := advice(mode, deliveryModes); len(got) != 0 {
+			t.Errorf("%s: advised %v, want nothing", mode, got)
+		}
+	}
+	got := advice("fire_and_forget", map[string]deliveryMode{DirectHold: {}, "fire_and_forget": {acksEarly: true}})
+	want := []Problem{{
+		Path:    "routes[0].delivery_mode",
+		What:    `delivery_mode fire_and_forget acknowledges a message before its destination confirmed it or a durable store holds it: what is on its way over "up/0", "archive" when the bridge ends is lost`,
+		Hint:    "write delivery_mode: direct_hold or shared_outbox where every message counts",
+		Warning: true,
+	}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Every mode that the config takes is one that the advisory knows.
+func TestEveryDeliveryModeIsKnownToTheAdvisory(t *testing.T) {
+	field, _ := reflect.TypeFor[RouteSpec]().FieldByName("DeliveryMode")
+	for mode := range strings.SplitSeq(field.Tag.Get("enum"), ",") {
+		if _, ok := deliveryModes[mode]; !ok {
+			t.Errorf("%s is missing in deliveryModes: say whether it acknowledges early", mode)
+		}
 	}
 }
 

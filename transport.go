@@ -167,6 +167,12 @@ type Transport struct {
 	// NoLocal reports that the broker does not return to the session what the
 	// session sent: it cuts a cycle. Nil: it does return it.
 	NoLocal func(s *SessionSpec) bool
+	// Source tells what the source of a session does with what the session has not
+	// settled; package guarantee explains it. Nil: it keeps everything.
+	Source func(s *SessionSpec) SourceTraits
+	// Confirms reports whether destinations answer for what a sender sends of a message
+	// that came with the given QoS. Nil: they do.
+	Confirms func(s *SenderSpec, qos uint8) bool
 	// DefaultAddress is the address template of a sender's bindings that have none of
 	// their own, empty for none. Nil: senders have none.
 	DefaultAddress func(s *SenderSpec) string
@@ -189,6 +195,20 @@ type Transport struct {
 	Probe func(ctx context.Context, use *SessionUse, env Env) []ProbeStep
 	// Open builds a session instance. It does not connect.
 	Open func(use *SessionUse, env Env) (Session, error)
+}
+
+// SourceTraits is what the options of a session settle about its source.
+type SourceTraits struct {
+	// Keeps is how long the source of a durable session keeps messages while the bridge
+	// is away, math.MaxInt64 for ever.
+	Keeps time.Duration
+	// KeepsField is the field of the session spec that says so
+	// (options.session.session_expiry_interval).
+	KeepsField string
+	// MayDowngrade tells that the broker may serve subscriptions and publishes of the
+	// session with a lower QoS than they ask for; DowngradeField permits it.
+	MayDowngrade   bool
+	DowngradeField string
 }
 
 // SessionUse is a session with everything in the spec that uses it.

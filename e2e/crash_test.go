@@ -7,7 +7,7 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
-// Covers: S1-110, S1-301
+// Covers: S1-110, S1-301, G01
 func TestKilledBridgeLosesNothing(t *testing.T) {
 	n, kills := pick(4000, 20_000), pick(4, 10)
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
@@ -54,7 +54,7 @@ func TestKilledBridgeLosesNothing(t *testing.T) {
 	b.stop()
 }
 
-// Covers: S1-301
+// Covers: S1-301, G01
 func TestKilledBridgeRepeatsAtMostItsWindow(t *testing.T) {
 	n, kills := pick(4000, 20_000), pick(4, 10)
 	const maxInFlight = 192
@@ -140,6 +140,32 @@ func TestMessagesForAStoppedBridgeWait(t *testing.T) {
 	pub.Wait(t, patience)
 	b = cfg.start(t)
 	exactlyOnce(t, finish(t, pub, col, n, b, patience))
+	b.stop()
+}
+
+// What the broker of the source drops from the queue of a stopped bridge is lost, and the
+// bridge cannot know: it delivers the rest and counts no loss.
+//
+// Covers: S1-316, G11
+func TestWhatTheSourceBrokerDropsIsLostUnknown(t *testing.T) {
+	t.Parallel()
+	const n, kept = 200, 50
+	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{MaxQueuedMessages: kept})
+	dest := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	cfg := between(t, source.URL(), dest.URL())
+	col := collect(t, dest.Addr(), "out/#")
+	b := cfg.start(t)
+	b.waitReady("")
+	b.stop()
+	pub := publishN(t, source.Addr(), "in/x", n)
+	pub.Wait(t, patience)
+	b = cfg.start(t)
+	r := finish(t, pub, col, kept, b, patience)
+	if len(r.Lost) == 0 || len(r.Lost) > n-kept || r.Acked != n {
+		t.Errorf("want up to %d of %d confirmed messages lost: %v", n-kept, n, r)
+	}
+	b.quietLosses()
+	b.conserved()
 	b.stop()
 }
 

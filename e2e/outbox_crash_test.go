@@ -12,7 +12,7 @@ import (
 // G05, G06: with ids of the producer, a crash repeats what was sent and whose
 // completion had not been stored, and nothing else.
 //
-// Covers: S1-307, S1-308
+// Covers: S1-307, S1-308, G05, G06
 func TestKilledOutboxRepeatsOnlyWhatWasNotCompleted(t *testing.T) {
 	n, kills := pick(4000, 20_000), pick(4, 10)
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
@@ -73,7 +73,7 @@ func TestKilledOutboxRepeatsOnlyWhatWasNotCompleted(t *testing.T) {
 // Kills at any moment, that of starting included, while the destination comes and
 // goes: what was acknowledged to the source arrives.
 //
-// Covers: S1-308, S1-404
+// Covers: S1-308, S1-404, G06
 func TestKillsAtRandomMomentsLoseNothing(t *testing.T) {
 	kills := pick(10, 200)
 	const rate = 1000

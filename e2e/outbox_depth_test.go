@@ -116,7 +116,7 @@ func TestFullOutboxHoldsTheRestAtTheSource(t *testing.T) {
 
 // G05: what is stored needs neither its source nor the process that took it.
 //
-// Covers: S1-307, S1-404
+// Covers: S1-307, S1-404, G05
 func TestStoredMessagesOutliveSourceAndCrash(t *testing.T) {
 	n := pick(2000, 20_000)
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})

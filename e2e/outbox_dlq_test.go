@@ -47,7 +47,7 @@ func refusing(t *testing.T) (dest *bridgetest.Mosquitto, permit func()) {
 // G18: what a destination refuses becomes a dead letter with all that is known of it,
 // and arrives once, as it was, when it is redriven.
 //
-// Covers: S1-329
+// Covers: S1-329, G18
 func TestRefusedMessagesAreDeadLetteredAndRedriven(t *testing.T) {
 	t.Parallel()
 	const good = 200
@@ -182,7 +182,7 @@ func contentOf(p *packets.Publish) content {
 // replay_budget has passed since the first time. The count is durable; messages
 // behind it do not wait.
 //
-// Covers: S1-317
+// Covers: S1-317, G12
 func TestPoisonIsGivenUpAfterBothBounds(t *testing.T) {
 	t.Parallel()
 	const attempts, budget, good = 2, 1500 * time.Millisecond, 20

@@ -22,7 +22,7 @@ func reading(id, payload string) *packets.Publish {
 
 // G09: equal values are different messages unless their producer says otherwise.
 //
-// Covers: S1-311, S1-402, S2-510
+// Covers: S1-311, S1-402, S2-510, G09
 func TestEqualMessagesWithoutIdsBothArrive(t *testing.T) {
 	t.Parallel()
 	const n = 50
@@ -57,7 +57,7 @@ func TestEqualMessagesWithoutIdsBothArrive(t *testing.T) {
 // G10, decision F3: a reused id collapses, waiting and completed, before and after a
 // restart; two payloads under one id are counted apart.
 //
-// Covers: S1-313, S1-315
+// Covers: S1-313, S1-315, G10
 func TestReusedIdsCollapseAndAreCounted(t *testing.T) {
 	t.Parallel()
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
@@ -112,7 +112,7 @@ func TestReusedIdsCollapseAndAreCounted(t *testing.T) {
 // An expired record is not sent: it ends as on_expired says, also in a process that
 // found it on disk.
 //
-// Covers: S1-318, S1-408
+// Covers: S1-318, S1-408, G12
 func TestRecordsThatExpireInTheOutboxAreNotSent(t *testing.T) {
 	t.Parallel()
 	const expiring, lasting = 900, 30 // more than the route has slots for, and than one page from disk

@@ -313,7 +313,7 @@ func TestRetainedMessagesAndTheirRemovalCross(t *testing.T) {
 // A message that always fails is given up after its attempts, and the others do
 // not wait for ever.
 //
-// Covers: S1-320, S2-201
+// Covers: S1-320, S2-201, G13
 func TestAMessageThatAlwaysFailsDoesNotStopTheOthers(t *testing.T) {
 	t.Parallel()
 	const n, bad = 100, 3

@@ -170,7 +170,7 @@ func TestSharedClientIDBacksOff(t *testing.T) {
 
 // A broker that forgot the session is subscribed to again, and it is told.
 //
-// Covers: S1-302, S1-528
+// Covers: S1-302, S1-528, G02
 func TestForgottenSessionIsSubscribedAgain(t *testing.T) {
 	t.Parallel()
 	const bounces, n = 3, 100

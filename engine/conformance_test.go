@@ -30,7 +30,7 @@ func TestEverySendHasTheTimeoutOfItsRoute(t *testing.T) {
 	p.confirm()
 }
 
-// Covers: S1-323
+// Covers: S1-323, G15
 func TestPermittedDropIsCountedAndSettled(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(func(r *gobridge.RouteSpec) { r.Policy.OnPermanentFailure = gobridge.ActionDrop }))
@@ -47,7 +47,7 @@ func TestPermittedDropIsCountedAndSettled(t *testing.T) {
 // loss, and the only slot of the route is free for the next one. It makes no
 // difference whether it could be counted.
 //
-// Covers: S1-326, S1-327, S1-328, S1-333, S2-203, S2-204, S2-205, S2-206, S2-207
+// Covers: S1-326, S1-327, S1-328, S1-333, S2-203, S2-204, S2-205, S2-206, S2-207, G17
 func TestLossOfQoS0IsCountedOnceAndFreesTheSlot(t *testing.T) {
 	for name, id := range map[string]string{"stable identity": "m-1", "generated identity": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestQoS0WithoutADeadLetterQueueIsDroppedByPermission(t *testing.T) {
 	})
 }
 
-// Covers: S1-318
+// Covers: S1-318, G12
 func TestExpiryComesBeforePoison(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(func(r *gobridge.RouteSpec) {

@@ -91,7 +91,7 @@ func TestAnOutageAnswerIsHeldForItsRetryAfter(t *testing.T) {
 	})
 }
 
-// Covers: S1-322, S1-324, S2-208
+// Covers: S1-322, S1-324, S2-208, G15, G16
 func TestARefusedMessageIsDeadLetteredWithItsEvidenceBeforeItIsSettled(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))
@@ -169,7 +169,7 @@ func TestABlipIsRetriedInProcess(t *testing.T) {
 	})
 }
 
-// Covers: S1-319
+// Covers: S1-319, G13
 func TestSpentBudgetsAreCountedAndTheMessageIsPoisonAtMaxReplayAttempts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(func(r *gobridge.RouteSpec) { r.Policy.MaxReplayAttempts = 3 }))
@@ -191,7 +191,7 @@ func TestSpentBudgetsAreCountedAndTheMessageIsPoisonAtMaxReplayAttempts(t *testi
 	})
 }
 
-// Covers: S1-321
+// Covers: S1-321, G14
 func TestWithoutStableIdentityTheFirstSpentBudgetIsTerminal(t *testing.T) {
 	for name, budget := range map[string]time.Duration{"after the budget": 60 * time.Second, "at the first failure": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -214,7 +214,7 @@ func TestWithoutStableIdentityTheFirstSpentBudgetIsTerminal(t *testing.T) {
 	}
 }
 
-// Covers: S1-326, S2-202, S2-203
+// Covers: S1-326, S2-202, S2-203, G17
 func TestQoS0IsDeadLetteredOrLostOnceWhenNothingCanRedeliverIt(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))
@@ -272,7 +272,7 @@ func TestFanOutBuriesOneBindingAloneAndAHeldBindingHoldsTheDelivery(t *testing.T
 	})
 }
 
-// Covers: S1-322, S1-323
+// Covers: S1-322, S1-323, G15
 func TestExpiredMessages(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*gobridge.RouteSpec)

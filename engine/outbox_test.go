@@ -128,7 +128,7 @@ func TestOutboxThatCannotCompleteDoesNotSendTwice(t *testing.T) {
 	})
 }
 
-// Covers: S1-311, S1-313, S1-402, S2-510
+// Covers: S1-311, S1-313, S1-402, S2-510, G09, G10
 func TestDuplicateIdentitiesCollapseAndEqualMessagesWithoutOneDoNot(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -150,7 +150,7 @@ func TestDuplicateIdentitiesCollapseAndEqualMessagesWithoutOneDoNot(t *testing.T
 	})
 }
 
-// Covers: S1-317
+// Covers: S1-317, G12
 func TestRecordIsPoisonWhenBothAttemptsAndBudgetAreSpent(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(func(r *gobridge.RouteSpec) {
@@ -178,7 +178,7 @@ func TestRecordIsPoisonWhenBothAttemptsAndBudgetAreSpent(t *testing.T) {
 	})
 }
 
-// Covers: S1-329, S1-330
+// Covers: S1-329, S1-330, G18
 func TestRecordStaysUntilItsDeadLetterIsWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, outboxSpec(nil))
@@ -238,7 +238,7 @@ func TestFanOutThroughTheOutboxDrainsEachBindingAlone(t *testing.T) {
 	})
 }
 
-// Covers: S1-307, S2-508
+// Covers: S1-307, S2-508, G05
 func TestStopLeavesRecordsInTheOutboxAndTheNextProcessSendsThem(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		store := storemem.NewOutboxStore(time.Hour)

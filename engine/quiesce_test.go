@@ -270,7 +270,7 @@ func TestQuiesceGivesBackWhatWaitsForAFailingOutbox(t *testing.T) {
 	})
 }
 
-// Covers: S1-324, S1-325, S2-208
+// Covers: S1-324, S1-325, S2-208, G16
 func TestAFailedDeadLetterWriteAsksTheSourceAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		b := start(t, spec(nil))

@@ -30,6 +30,7 @@ func commands() []*cobra.Command {
 		newRun(),
 		newDemo(),
 		newValidate(),
+		newExplain(),
 		newInit(),
 		newCheck(),
 		newStatus(),

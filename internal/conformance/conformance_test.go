@@ -53,7 +53,7 @@ func readTests(t *testing.T, files map[string]string) *Tests {
 const planted = `package a
 
 // Something holds.
-// Covers: S1-101, S1-102
+// Covers: S1-101, S1-102, G05
 func TestA(t *testing.T) {
 	for range []int{
 		// Covers: S2-201
@@ -75,7 +75,7 @@ func TestCommentsAreReadWhereTheyStand(t *testing.T) {
 	a, b := Test{"a", "TestA"}, Test{"gobridge", "FuzzB"}
 	want := &Tests{
 		Names:    map[Test]bool{a: true, {"a", "TestB"}: true, b: true},
-		Covering: map[string][]Test{"S1-101": {a, b}, "S1-102": {a}, "S2-201": {a}},
+		Covering: map[string][]Test{"S1-101": {a, b}, "S1-102": {a}, "S2-201": {a}, "G05": {a}},
 	}
 	if diff := cmp.Diff(want, tests); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
@@ -87,6 +87,7 @@ func TestUnreadableCommentsAreFaults(t *testing.T) {
 		"// Covers S1-101\nfunc TestA(t *testing.T) {}":                            "is not read",
 		"// This covers S1-101.\nfunc TestA(t *testing.T) {}":                      "is not read",
 		"// Covers: S1-101,S1-102\nfunc TestA(t *testing.T) {}":                    "is not read",
+		"// Covers: G5\nfunc TestA(t *testing.T) {}":                               "is not read",
 		"// Covers: S1-101\n\nfunc TestA(t *testing.T) {}":                         "belongs to no test",
 		"// Covers: S1-101\nfunc check(t *testing.T) {}":                           "belongs to no test",
 		"// Covers: S1-101\nfunc TestMain(m *testing.M) {}":                        "belongs to no test",

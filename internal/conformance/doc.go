@@ -4,6 +4,9 @@
 //
 //	// Covers: S1-109, S2-401
 //
+// Ids of the guarantee matrix (G05) stand there as well; package guarantee ties them to
+// docs/guarantees.md.
+//
 // The names of the tests on the page come from these comments:
 //
 //	go generate ./internal/conformance

@@ -61,6 +61,11 @@ func parseRow(line string) (Row, bool) {
 
 // String returns the row as a line of the page.
 func (r Row) String() string {
+	return fmt.Sprintf("| %s | %s | %s |", r.ID, r.Statement, r.Covered())
+}
+
+// Covered returns the last column: the note, and the tests of each package.
+func (r Row) Covered() string {
 	var how []string
 	if r.Note != "" {
 		how = append(how, r.Note)
@@ -72,7 +77,7 @@ func (r Row) String() string {
 		}
 		how = append(how, t.Package+": "+t.Name)
 	}
-	return fmt.Sprintf("| %s | %s | %s |", r.ID, r.Statement, strings.Join(how, separator))
+	return strings.Join(how, separator)
 }
 
 // Rows returns the promises of the page in its order.
@@ -137,7 +142,8 @@ func Check(page []byte, tests *Tests) []string {
 		}
 	}
 	for id, covering := range tests.Covering {
-		if !known[id] {
+		// Package guarantee looks after the rows of the guarantee matrix.
+		if !known[id] && !strings.HasPrefix(id, "G") {
 			fault("%s covers %s, which docs/conformance.md does not have", covering[0], id)
 		}
 	}

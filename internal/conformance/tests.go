@@ -27,8 +27,8 @@ type Tests struct {
 }
 
 var (
-	coversForm = regexp.MustCompile(`^// Covers: (S[12]-\d{3}(?:, S[12]-\d{3})*)$`)
-	mention    = regexp.MustCompile(`\bS[12]-\d{3}\b`)
+	coversForm = regexp.MustCompile(`^// Covers: ((?:S[12]-\d{3}|G\d\d)(?:, (?:S[12]-\d{3}|G\d\d))*)$`)
+	mention    = regexp.MustCompile(`\bS[12]-\d{3}\b|^// Covers:`)
 )
 
 // ReadTests reads every test file of the module in fsys.

@@ -73,6 +73,35 @@ func TestEvidenceEndsWithItsRetention(t *testing.T) {
 	}
 }
 
+// Every open of the kind begins with nothing, as a process does.
+//
+// Covers: S1-310, G08
+func TestOutboxEndsWithItsProcess(t *testing.T) {
+	t.Parallel()
+	kind := memory.OutboxKind()
+	open := func() gobridge.Outbox {
+		o, err := kind.Open(t.Context(), &gobridge.BridgeSpec{}, &gobridge.StoreSpec{Options: kind.Options()}, gobridge.Env{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	o := open()
+	done := make(outcome, 1)
+	o.Persist([]*gobridge.OutboxRecord{{BindingID: "b", Envelope: gobridge.Envelope{ID: "1", IDOrigin: gobridge.IDProducer}}}, done)
+	if err := <-done; err != nil || o.Depth("b") != 1 {
+		t.Fatalf("depth %d after a write, %v", o.Depth("b"), err)
+	}
+	if err := o.Close(); err != nil {
+		t.Fatal(err)
+	}
+	next := open()
+	defer next.Close()
+	if n := next.Depth("b"); n != 0 {
+		t.Errorf("%d records in the outbox of the next process, want none", n)
+	}
+}
+
 type outcome chan error
 
 func (o outcome) OutboxDone(_ []*gobridge.OutboxRecord, err error) { o <- err }

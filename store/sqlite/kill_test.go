@@ -81,6 +81,7 @@ func child(dir string) {
 	}
 }
 
+// Covers: G05
 func TestKilledProcessesLoseNothingConfirmed(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

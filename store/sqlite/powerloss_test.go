@@ -404,6 +404,7 @@ func losePower(t *testing.T, pragmas string, cuts int) []string {
 	return nil
 }
 
+// Covers: G05
 func TestPowerLossLosesNothingConfirmed(t *testing.T) {
 	t.Parallel()
 	if faults := losePower(t, "", long(25, 2000)); faults != nil {

@@ -3,6 +3,7 @@ package mqtt
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"strconv"
@@ -121,6 +122,28 @@ func noLocal(s *gobridge.SessionSpec) bool {
 	p := sessionSettings(s).NoLocal
 	return p != nil && *p
 }
+
+// sessionNeverExpires is the Session Expiry Interval of a session without an end
+// (MQTT v5, 3.1.2.11.2).
+const sessionNeverExpires gobridge.Seconds = 0xffffffff
+
+// sourceTraits is the Source of the transport.
+func sourceTraits(s *gobridge.SessionSpec) gobridge.SourceTraits {
+	set := sessionSettings(s)
+	t := gobridge.SourceTraits{
+		Keeps:          set.SessionExpiryInterval.Duration(),
+		KeepsField:     "options.session.session_expiry_interval",
+		MayDowngrade:   set.OnQoSDowngrade == DowngradeAccept,
+		DowngradeField: "options.session.on_qos_downgrade",
+	}
+	if set.SessionExpiryInterval == sessionNeverExpires {
+		t.Keeps = math.MaxInt64
+	}
+	return t
+}
+
+// confirms is the Confirms of the transport: nobody answers a QoS 0 publish.
+func confirms(s *gobridge.SenderSpec, qos uint8) bool { return senderSettings(s).QoS.Of(qos) > 0 }
 
 func defaultAddress(s *gobridge.SenderSpec) string { return senderSettings(s).DefaultTopic }
 

@@ -246,11 +246,11 @@ func TestCheckRefusesByTheFieldWithTheFix(t *testing.T) {
 			`routes[0].receiver.topics[4].topic: "$share/g/" is not a topic filter: a shared filter has the form $share/<group>/<filter> (write a filter such as "sensors/#" or "+/state")`,
 		}},
 
-		// Covers: S1-303, S2-111
+		// Covers: S1-303, S2-111, G03
 		{"QoS 1 on an ephemeral session (G03)", func(s *gobridge.Spec) { s.Sessions[0].Mode = gobridge.ModeEphemeral }, []string{
 			"sessions[0].session_mode: session_mode is ephemeral: " + lost + " (write session_mode: persistent, or qos: 0 for topics that may be lost)",
 		}},
-		// Covers: S1-303, S1-304
+		// Covers: S1-303, S1-304, G03
 		{"QoS 1 on a persistent clean start (G03)", edge(func(s *SessionSettings) { s.CleanStart = new(true) }), []string{
 			"sessions[0].options.session.clean_start: clean_start: true contradicts session_mode persistent: the broker would forget the session on each connect; " + lost + " (remove clean_start, or write session_mode: ephemeral with qos: 0)",
 		}},
@@ -476,4 +476,28 @@ func TestCheckNeverPanicsOnOptions(t *testing.T) {
 		problemsOf(s)
 		problemsOf(s)
 	})
+}
+
+// What package guarantee hears of the options of a session and a sender.
+func TestTraitsOfSourcesAndSenders(t *testing.T) {
+	for expiry, want := range map[gobridge.Seconds]time.Duration{600: 10 * time.Minute, 0xfffffffe: 0xfffffffe * time.Second, 0xffffffff: math.MaxInt64} {
+		o := NewSessionOptions()
+		o.Session.SessionExpiryInterval = expiry
+		if got := sourceTraits(&gobridge.SessionSpec{Options: o}); got.Keeps != want || got.MayDowngrade {
+			t.Errorf("expiry %s: %+v, want it kept for %s and never downgraded", expiry, got, want)
+		}
+		o.Session.OnQoSDowngrade = DowngradeAccept
+		if !sourceTraits(&gobridge.SessionSpec{Options: o}).MayDowngrade {
+			t.Error("on_qos_downgrade: accept may downgrade")
+		}
+	}
+	for rule, want := range map[QoSRule][3]bool{"0": {}, "1": {true, true, true}, "2": {true, true, true}, Preserve: {false, true, true}} {
+		o := NewSenderOptions()
+		o.Sender.QoS = rule
+		for qos := range want {
+			if got := confirms(&gobridge.SenderSpec{Options: o}, uint8(qos)); got != want[qos] {
+				t.Errorf("sender qos %s, message of QoS %d: confirmed %t", rule, qos, got)
+			}
+		}
+	}
 }

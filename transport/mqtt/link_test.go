@@ -231,7 +231,7 @@ func TestDisconnectReasonIsTold(t *testing.T) {
 	eventually(t, "reason is told", func() bool { return strings.Contains(r.Health().LastError, "0x97") })
 }
 
-// Covers: S1-302, S1-528, S1-529, S1-530
+// Covers: S1-302, S1-528, S1-529, S1-530, G02
 func TestLostResumeIsSignalled(t *testing.T) {
 	r, fb, c := receiving(t, gobridge.ModePersistent)
 	r.wantValue(t, 0, metric.MQTTSessionResumeLost) // not on a cold start

@@ -110,7 +110,7 @@ func TestNarrowedFilterOnMosquitto(t *testing.T) {
 // The broker forgets everything while the bridge is down: the first connect says
 // so, and the session works again.
 //
-// Covers: S1-302, S1-531
+// Covers: S1-302, S1-531, G02
 func TestBrokerThatForgotWhileTheBridgeWasDownOnMosquitto(t *testing.T) {
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Volatile: true})
 	h := newFakeHistory()

@@ -357,7 +357,7 @@ func TestRefusedUnsubscribeIsTheReason(t *testing.T) {
 
 // A history that is not empty makes the first connect of a process answerable.
 //
-// Covers: S1-302, S1-529, S1-531
+// Covers: S1-302, S1-529, S1-531, G02
 func TestLostResumeIsCountedOnTheFirstConnect(t *testing.T) {
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	subscribedOnce(t, fb, h, topics(1, "in/old", "in/a"))

@@ -148,7 +148,7 @@ func TestBacklogPastTheWindowOnMosquitto(t *testing.T) {
 // Links are cut while messages pass: at QoS 1 and 2 none is lost, the order holds,
 // and at QoS 2 none comes twice.
 //
-// Covers: S1-301
+// Covers: S1-301, G01
 func TestCutLinksLoseNothing(t *testing.T) {
 	for _, qos := range []byte{1, 2} {
 		t.Run(fmt.Sprintf("QoS %d", qos), func(t *testing.T) {
@@ -191,7 +191,7 @@ func TestCutLinksLoseNothing(t *testing.T) {
 // The destination's broker is away for a while, with its state lost: what was
 // under way goes to it again.
 //
-// Covers: S1-301
+// Covers: S1-301, G01
 func TestDestinationRestartWithoutStateLosesNothing(t *testing.T) {
 	const n = 2000
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})

@@ -144,7 +144,7 @@ func TestPublishesWaitForTheReceiveMaximumInOrder(t *testing.T) {
 	o.wait(t, 5)
 }
 
-// Covers: S1-331
+// Covers: S1-331, G19
 func TestOpenPublishesAreSentAgainInOrderWhenTheSessionResumes(t *testing.T) {
 	connack := &packets.Connack{Properties: &packets.Properties{ReceiveMaximum: new(uint16(4))}}
 	r, fb, c := sendOnly(t, gobridge.ModePersistent, connack)

@@ -35,6 +35,8 @@ func Transport() *gobridge.Transport {
 		ClientID:        clientID,
 		OwnClientID:     ownClientID,
 		NoLocal:         noLocal,
+		Source:          sourceTraits,
+		Confirms:        confirms,
 		DefaultAddress:  defaultAddress,
 		CheckAddress:    gobridge.ValidateTopic,
 		Carry:           newCarried,
