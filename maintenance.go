@@ -2,6 +2,7 @@ package gobridge
 
 import (
 	"context"
+	"path/filepath"
 	"time"
 )
 
@@ -28,6 +29,10 @@ type Verification struct {
 	// Problems is empty when the file is sound.
 	Problems []string `json:"problems"`
 }
+
+// ScratchPrefix begins the names of everything that is made beside the file of a store
+// for a while. Whoever opens the file as its owner removes what a killed process left.
+func ScratchPrefix(path string) string { return "." + filepath.Base(path) + ".scratch-" }
 
 // FileStore is implemented by stores that live in a file of their own. Several
 // stores may share one file; then each of them speaks for the whole file. Safe for

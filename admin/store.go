@@ -103,7 +103,7 @@ func (a *API) backupStore(c *call) error {
 			return badRequest("GET /api/v1/admin/store lists them", "store is not a number from 0 to %d", len(all)-1)
 		}
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(all[i].Path()), "backup-")
+	dir, err := os.MkdirTemp(filepath.Dir(all[i].Path()), gobridge.ScratchPrefix(all[i].Path()))
 	if err != nil {
 		return fmt.Errorf("make room for the copy: %w", err)
 	}

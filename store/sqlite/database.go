@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -133,6 +134,9 @@ func open(s settings) (*database, error) {
 			return nil, err
 		}
 	}
+	if d.owner != nil {
+		d.removeScratch()
+	}
 	err := d.connect()
 	if damage(err) {
 		err = d.rebuild(err)
@@ -146,6 +150,21 @@ func open(s settings) (*database, error) {
 	}
 	go d.run()
 	return d, nil
+}
+
+// removeScratch removes what a killed process left beside the file: a copy that was
+// being sent, a probe for free space.
+func (d *database) removeScratch() {
+	dir := filepath.Dir(d.path)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), gobridge.ScratchPrefix(d.path)) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	if err != nil {
+		d.log.Warn("what an earlier process left beside the store stays", "path", d.path, "err", err)
+	}
 }
 
 // connect opens both connections and brings the schema up to date. On an error none

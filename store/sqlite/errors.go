@@ -60,15 +60,15 @@ const scratchBytes = 1 << 20
 // no space as an I/O error, and keeps the system's error to itself. So the file
 // system is asked once more.
 func (d *database) named(err error) error {
-	if errors.Is(err, sqlite3.IOERR) && !full(err) && noSpace(filepath.Dir(d.path)) {
+	if errors.Is(err, sqlite3.IOERR) && !full(err) && noSpace(d.path) {
 		return fmt.Errorf("%w: %w", sqlite3.FULL, err)
 	}
 	return err
 }
 
-// noSpace reports whether a file of scratchBytes finds no room in dir.
-func noSpace(dir string) bool {
-	f, err := os.CreateTemp(dir, ".space-*")
+// noSpace reports whether a file of scratchBytes finds no room beside the store.
+func noSpace(path string) bool {
+	f, err := os.CreateTemp(filepath.Dir(path), gobridge.ScratchPrefix(path))
 	if err == nil {
 		_, err = f.Write(make([]byte, scratchBytes))
 		_ = f.Close()

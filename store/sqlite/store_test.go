@@ -292,6 +292,37 @@ func TestVerifyAndBackup(t *testing.T) {
 	}
 }
 
+func TestLeftoversOfAKilledProcessAreRemovedAtOpen(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	leave := func(name string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	path := filepath.Join(dir, fileName)
+	ours := []string{leave(gobridge.ScratchPrefix(path) + "123/copy.db"), leave(gobridge.ScratchPrefix(path) + "456")}
+	theirs := []string{leave("backup-2026/copy.db"), leave(gobridge.ScratchPrefix("other.db") + "789"), leave("notes")}
+	o := openOutbox(t, testSettings(t, dir))
+	defer o.Close()
+	for _, name := range ours {
+		if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", name, err)
+		}
+	}
+	for _, name := range theirs {
+		if _, err := os.Stat(name); err != nil {
+			t.Errorf("%s is gone: %v", name, err)
+		}
+	}
+}
+
 func TestOptionsHaveTheDefaultsOfTheContract(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct{ got, want any }{
