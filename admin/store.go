@@ -58,16 +58,19 @@ func (a *API) verifyStores(c *call) error {
 		return err
 	}
 	answer := StoreVerifications{Stores: []*gobridge.Verification{}}
-	problems := 0
+	problems, salvages := 0, 0
 	for _, s := range all {
 		v, err := s.Verify(c.Context())
 		if err != nil {
 			return err
 		}
 		problems += len(v.Problems)
+		if v.Salvage != nil {
+			salvages++
+		}
 		answer.Stores = append(answer.Stores, v)
 	}
-	c.detail("problems", problems)
+	c.detail("problems", problems, "salvages", salvages)
 	return c.answer(http.StatusOK, answer)
 }
 
@@ -82,7 +85,7 @@ func (a *API) acknowledgeStores(c *call) error {
 			return err
 		}
 		answer.Acknowledged = append(answer.Acknowledged, salvage)
-		c.detail("damaged", salvage.Damaged, "salvaged", salvage.Salvaged, "lost", salvage.Lost)
+		c.detail("damaged", salvage.Damaged, "salvaged", salvage.Salvaged, "lost", salvage.Lost, "lost_unknown", salvage.LostUnknown)
 	}
 	return c.answer(http.StatusOK, answer)
 }

@@ -82,7 +82,8 @@ func TestStoresAreListedAndAcknowledged(t *testing.T) {
         "damaged": "/data/gobridge.db.damaged",
         "cause": "page 7",
         "salvaged": 12,
-        "lost": 1
+        "lost": 1,
+        "lost_unknown": false
       }
     },
     {
@@ -100,7 +101,8 @@ func TestStoresAreListedAndAcknowledged(t *testing.T) {
       "damaged": "/data/gobridge.db.damaged",
       "cause": "page 7",
       "salvaged": 12,
-      "lost": 1
+      "lost": 1,
+      "lost_unknown": false
     }
   ]
 }
@@ -125,7 +127,8 @@ func TestStoresAreVerified(t *testing.T) {
       "dead_letters": 2,
       "problems": [
         "record 7: checksum"
-      ]
+      ],
+      "salvage": null
     }
   ]
 }
