@@ -2,10 +2,8 @@ package admin
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -250,36 +248,6 @@ func failureOf(err error) *failure {
 		f.status = http.StatusGatewayTimeout
 	}
 	return f
-}
-
-// decodeOptional is decode where no body is an empty object.
-func (c *call) decodeOptional(v any) error {
-	if c.ContentLength == 0 {
-		return nil
-	}
-	return c.decode(v)
-}
-
-// decode reads the body of a call, one JSON object of known fields.
-func (c *call) decode(v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(c.w, c.Body, maxBody))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil {
-		if _, more := d.Token(); !errors.Is(more, io.EOF) {
-			err = errors.New("something follows the object")
-		}
-	}
-	if err == nil {
-		return nil
-	}
-	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		return &failure{http.StatusRequestEntityTooLarge, Error{fmt.Sprintf("body over %d bytes", maxBody), "select by filter instead of by ids"}}
-	}
-	if errors.Is(err, io.EOF) {
-		return badRequest("send a JSON object", "the body is empty")
-	}
-	return badRequest("", "body: %v", err)
 }
 
 // known refuses query parameters that a method does not have: a filter with a

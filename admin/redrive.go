@@ -54,7 +54,7 @@ func (r *DLQRedrive) check() error {
 
 func (a *API) redriveDLQ(c *call) error {
 	var req DLQRedrive
-	if err := c.decode(&req); err != nil {
+	if err := c.decode(&req, `{"ids": ["..."]} or {"filter": {"route_id": "up", "since": "`+exampleTime+`"}}`); err != nil {
 		return err
 	}
 	if err := req.check(); err != nil {
