@@ -25,7 +25,8 @@ type Operator interface {
 	// Redrive sends one dead letter again, to the binding that failed (decision F2).
 	// It blocks until that is decided or ctx ends. nil means that the destination
 	// confirmed it and that the entry is deleted; otherwise the entry is still there,
-	// up to date, and the error, wrapping a *gobridge.Error, tells why.
+	// up to date, and the error, wrapping a *gobridge.Error, tells why. One that wraps
+	// gobridge.ErrNotTried too says that nothing was sent and nothing charged.
 	Redrive(ctx context.Context, id string) error
 	// Topology names the sessions.
 	Topology() gobridge.Topology
@@ -127,7 +128,7 @@ func (a *API) Run(ctx context.Context) {
 		a.redrive(ctx, j)
 		s := a.jobs.snapshot(j)
 		a.log.Info("admin job ended", "action", s.Action, "actor", s.Actor, "job_id", s.ID, "state", string(s.State),
-			"total", s.Total, "done", s.Done, "failed", s.Failed, "skipped", s.Skipped, "dry_run", s.DryRun)
+			"total", s.Total, "done", s.Done, "failed", s.Failed, "skipped", s.Skipped, "not_tried", s.NotTried, "dry_run", s.DryRun)
 	})
 }
 

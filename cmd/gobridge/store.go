@@ -44,11 +44,11 @@ func newStoreVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Read everything in the stores and check it",
-		Long:  "Read every record of the stores and check it. Exit codes: 0 all is sound, 1 something is\n" +
+		Long: "Read every record of the stores and check it. Exit codes: 0 all is sound, 1 something is\n" +
 			"not, or was not and has been salvaged (a stopped bridge's damaged file is, when it is opened) and\n" +
 			"waits for gobridge store acknowledge.",
-		Args:  cobra.NoArgs,
-		RunE:  v.run,
+		Args: cobra.NoArgs,
+		RunE: v.run,
 	}
 	v.target.add(cmd)
 	cmd.Flags().BoolVar(&v.json, "json", false, "print JSON")
