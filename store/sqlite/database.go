@@ -124,7 +124,7 @@ func (d *database) release() error {
 // open opens the file, salvages it when it is damaged, and starts the writer.
 func open(s settings) (*database, error) {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
-		return nil, fmt.Errorf("make the directory of the store: %w", err)
+		return nil, refused("make the directory of the store", s.path, err)
 	}
 	d := &database{settings: s, stopped: make(chan struct{})}
 	d.queue.wake = make(chan struct{}, 1)
@@ -174,7 +174,7 @@ func (d *database) connect() (err error) {
 		return fmt.Errorf("finish the salvage of the store: %w", err)
 	}
 	if err := makePrivate(d.path); err != nil {
-		return fmt.Errorf("open the store: %w", err)
+		return refused("open the store", d.path, err)
 	}
 	if d.owner != nil { // nobody else has it open
 		if err := checkLog(d.path); err != nil {
