@@ -140,6 +140,10 @@ var (
 	ErrClosed = &Error{Code: CodeShutdown, Class: ClassTransient, Outage: true, Op: "closed"}
 )
 
+// ErrNotTried goes with the error of a redrive that has sent nothing and charged
+// nothing: its destination cannot be reached, or its route had no room.
+var ErrNotTried = errors.New("not tried")
+
 // AsError returns the *Error in err's chain. An error without one is transient
 // and no outage: it is charged to the message (an unrecognised failure must not
 // hold a route for ever).

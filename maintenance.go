@@ -2,6 +2,9 @@ package gobridge
 
 import (
 	"context"
+	"fmt"
+	"path/filepath"
+	"strconv"
 	"time"
 )
 
@@ -17,6 +20,21 @@ type Salvage struct {
 	// those whose traces are left.
 	Salvaged int `json:"salvaged"`
 	Lost     int `json:"lost"`
+	// LostUnknown tells that nobody knows how many more are lost: part of the file or of
+	// its log is not there, or nothing in it could be read.
+	LostUnknown bool `json:"lost_unknown"`
+}
+
+// String says in words what was salvaged and lost.
+func (s *Salvage) String() string {
+	lost := strconv.Itoa(s.Lost)
+	switch {
+	case s.LostUnknown && s.Lost == 0:
+		lost = "an unknown number"
+	case s.LostUnknown:
+		lost = "at least " + lost
+	}
+	return fmt.Sprintf("%d messages were salvaged, %s are lost", s.Salvaged, lost)
 }
 
 // Verification is what a check of a store's file found.
@@ -27,7 +45,14 @@ type Verification struct {
 	DeadLetters int `json:"dead_letters"`
 	// Problems is empty when the file is sound.
 	Problems []string `json:"problems"`
+	// Salvage tells that the file has taken the place of a damaged one, and that nobody
+	// has acknowledged that yet; null otherwise.
+	Salvage *Salvage `json:"salvage"`
 }
+
+// ScratchPrefix begins the names of everything that is made beside the file of a store
+// for a while. Whoever opens the file as its owner removes what a killed process left.
+func ScratchPrefix(path string) string { return "." + filepath.Base(path) + ".scratch-" }
 
 // FileStore is implemented by stores that live in a file of their own. Several
 // stores may share one file; then each of them speaks for the whole file. Safe for

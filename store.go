@@ -23,7 +23,8 @@ const (
 
 // DeadLetter is a message that could not be delivered, with the evidence.
 type DeadLetter struct {
-	// ID is the public, time-ordered id that the store gives on the first Put.
+	// ID is the public id that the store gives on the first Put: a UUID, time-ordered
+	// (version 7).
 	ID string
 	// Key is the idempotency key that the engine computes from route, binding,
 	// envelope id and payload; a second Put with the same key updates the entry.

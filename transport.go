@@ -141,7 +141,8 @@ type Transport struct {
 	Name string
 	// SessionOptions, ReceiverOptions and SenderOptions return a pointer to a new
 	// options struct that holds the defaults. Its yaml and doc tags are the source
-	// of the config reference and of the JSON Schema.
+	// of the config reference and of the JSON Schema. Nil: the config has no options
+	// there, and the specs' Options are what the embedder puts into them.
 	SessionOptions  func() any
 	ReceiverOptions func() any
 	SenderOptions   func() any
@@ -150,13 +151,15 @@ type Transport struct {
 	// (options.session.broker_url); those that begin with receiver. are relative to
 	// the receiver spec (receiver.topics[0].topic), those that begin with senders[i].
 	// to the i-th sender spec of the use. The options have the types that the
-	// functions above return. Check never panics, whatever they hold.
+	// functions above return. Check never panics, whatever they hold. Nil: nothing is
+	// checked.
 	Check func(use *SessionUse, report Report)
 	// Warn reports what is allowed and should be known, with the paths of Check. It
-	// is called after Check found no fault; nil reports nothing.
+	// is called after Check found no fault. Nil: there are no warnings.
 	Warn func(use *SessionUse, report Report)
 	// Endpoints names the brokers of a session in a normal form ("host:port"), so
-	// that two sessions on one broker are recognised.
+	// that two sessions on one broker are recognised. Nil, or an empty result: they are
+	// not, so that neither client ids nor cycles across sessions are compared.
 	Endpoints func(s *SessionSpec) []string
 	// ClientID is the name of a session at its broker, which no two sessions there
 	// may share. Nil: sessions have none.
@@ -177,7 +180,7 @@ type Transport struct {
 	// their own, empty for none. Nil: senders have none.
 	DefaultAddress func(s *SenderSpec) string
 	// CheckAddress reports why a rendered address cannot be sent to; a template is
-	// checked with every placeholder replaced by a plain word.
+	// checked with every placeholder replaced by a plain word. Nil: all are right.
 	CheckAddress func(address string) error
 	// Carry makes what must outlive the instances of one session: the waits between
 	// reconnects and recoveries, what was counted once. Nil: nothing does.
@@ -188,12 +191,13 @@ type Transport struct {
 	// Seed gives a session a baseline by hand (D4): the broker is taken to hold the
 	// filters of the config and the further ones. With discard the next connect
 	// throws the session in the broker away instead, with whatever is queued there.
+	// Nil: sessions take no baseline.
 	Seed func(ctx context.Context, h History, use *SessionUse, discard bool, further ...string) error
 	// Probe connects to each endpoint of a session as the session would and reports
 	// every step. A running session of the same config goes on undisturbed, and nothing
 	// is left at the brokers. It returns early when ctx ends. Nil: the transport cannot.
 	Probe func(ctx context.Context, use *SessionUse, env Env) []ProbeStep
-	// Open builds a session instance. It does not connect.
+	// Open builds a session instance. It does not connect. Never nil.
 	Open func(use *SessionUse, env Env) (Session, error)
 }
 

@@ -2,10 +2,8 @@ package admin
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -27,7 +25,8 @@ type Operator interface {
 	// Redrive sends one dead letter again, to the binding that failed (decision F2).
 	// It blocks until that is decided or ctx ends. nil means that the destination
 	// confirmed it and that the entry is deleted; otherwise the entry is still there,
-	// up to date, and the error, wrapping a *gobridge.Error, tells why.
+	// up to date, and the error, wrapping a *gobridge.Error, tells why. One that wraps
+	// gobridge.ErrNotTried too says that nothing was sent and nothing charged.
 	Redrive(ctx context.Context, id string) error
 	// Topology names the sessions.
 	Topology() gobridge.Topology
@@ -129,7 +128,7 @@ func (a *API) Run(ctx context.Context) {
 		a.redrive(ctx, j)
 		s := a.jobs.snapshot(j)
 		a.log.Info("admin job ended", "action", s.Action, "actor", s.Actor, "job_id", s.ID, "state", string(s.State),
-			"total", s.Total, "done", s.Done, "failed", s.Failed, "skipped", s.Skipped, "dry_run", s.DryRun)
+			"total", s.Total, "done", s.Done, "failed", s.Failed, "skipped", s.Skipped, "not_tried", s.NotTried, "dry_run", s.DryRun)
 	})
 }
 
@@ -250,36 +249,6 @@ func failureOf(err error) *failure {
 		f.status = http.StatusGatewayTimeout
 	}
 	return f
-}
-
-// decodeOptional is decode where no body is an empty object.
-func (c *call) decodeOptional(v any) error {
-	if c.ContentLength == 0 {
-		return nil
-	}
-	return c.decode(v)
-}
-
-// decode reads the body of a call, one JSON object of known fields.
-func (c *call) decode(v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(c.w, c.Body, maxBody))
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if err == nil {
-		if _, more := d.Token(); !errors.Is(more, io.EOF) {
-			err = errors.New("something follows the object")
-		}
-	}
-	if err == nil {
-		return nil
-	}
-	if _, large := errors.AsType[*http.MaxBytesError](err); large {
-		return &failure{http.StatusRequestEntityTooLarge, Error{fmt.Sprintf("body over %d bytes", maxBody), "select by filter instead of by ids"}}
-	}
-	if errors.Is(err, io.EOF) {
-		return badRequest("send a JSON object", "the body is empty")
-	}
-	return badRequest("", "body: %v", err)
 }
 
 // known refuses query parameters that a method does not have: a filter with a

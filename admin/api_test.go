@@ -136,6 +136,10 @@ func TestErrorsOfTheAPIHaveOneShape(t *testing.T) {
 	r := newRig(t)
 	bare := newRig(t)
 	bare.op.dlq = nil
+	const (
+		forRedrive = `send {"ids": ["..."]} or {"filter": {"route_id": "up", "since": "2026-11-01T12:00:00Z"}}`
+		forDelete  = `send {"ids": ["..."]} or {"filter": {"route_id": "up", "before": "2026-11-01T12:00:00Z"}, "confirm": true}`
+	)
 	many := `{"ids": ["` + strings.Repeat(`x","`, maxIDs) + `x"]}`
 	for _, c := range []struct {
 		name, method, target, body string
@@ -149,16 +153,29 @@ func TestErrorsOfTheAPIHaveOneShape(t *testing.T) {
 		{"category", "GET", "/api/v1/admin/dlq?category=odd", "", r, 400, `unknown category "odd"`, "categories: permanent, expired, poison, unstable_identity, retry_unsupported, filtered, subscription_removed"},
 		{"limit", "GET", "/api/v1/admin/dlq?limit=1001", "", r, 400, "limit is not a number from 1 to 1000", ""},
 		{"no entries", "GET", "/api/v1/admin/dlq?limit=0", "", r, 400, "limit is not a number from 1 to 1000", ""},
-		{"time", "GET", "/api/v1/admin/dlq?since=yesterday", "", r, 400, "since is not a time", "write it as 2006-01-02T15:04:05Z"},
+		{"time", "GET", "/api/v1/admin/dlq?since=yesterday", "", r, 400, "since is not a time", "write it as 2026-11-01T12:00:00Z"},
 		{"times", "GET", "/api/v1/admin/dlq?since=2026-01-02T00:00:00Z&before=2026-01-01T00:00:00Z", "", r, 400, "since is not before before: nothing can match", ""},
 		{"full", "GET", "/api/v1/admin/dlq?full=perhaps", "", r, 400, "full is not true or false", ""},
 		{"id", "GET", "/api/v1/admin/dlq/absent", "", r, 404, `dead letter "absent": not found`, ""},
 		{"queue", "GET", "/api/v1/admin/dlq", "", bare, 404, "the bridge has no dead-letter queue", "stores.dlq is of type none"},
 		{"queue for redrive", "POST", "/api/v1/admin/dlq/redrive", `{"filter": {}}`, bare, 404, "the bridge has no dead-letter queue", "stores.dlq is of type none"},
-		{"no body", "POST", "/api/v1/admin/dlq/redrive", "", r, 400, "the body is empty", "send a JSON object"},
-		{"field", "POST", "/api/v1/admin/dlq/redrive", `{"id": ["a"]}`, r, 400, `body: json: unknown field "id"`, ""},
-		{"field of a filter", "POST", "/api/v1/admin/dlq/delete", `{"filter": {"route": "up"}, "confirm": true}`, r, 400, `body: json: unknown field "route"`, ""},
-		{"two bodies", "POST", "/api/v1/admin/dlq/redrive", `{"ids": ["a"]} {}`, r, 400, "body: something follows the object", ""},
+		{"no body", "POST", "/api/v1/admin/dlq/redrive", "", r, 400, "the body is empty", forRedrive},
+		{"field", "POST", "/api/v1/admin/dlq/redrive", `{"id": ["a"]}`, r, 400, `body: unknown field "id"`, forRedrive},
+		{"field of a filter", "POST", "/api/v1/admin/dlq/delete", `{"filter": {"route": "up"}, "confirm": true}`, r, 400, `body: unknown field "route"`, forDelete},
+		{"list", "POST", "/api/v1/admin/dlq/delete", `["a"]`, r, 400, "body: it is a list, not an object", forDelete},
+		{"ids", "POST", "/api/v1/admin/dlq/delete", `{"ids": "a"}`, r, 400, "body: ids is a text, not a list", forDelete},
+		{"id in a list", "POST", "/api/v1/admin/dlq/delete", `{"ids": [7]}`, r, 400, "body: ids is a number, not a text", forDelete},
+		{"filter as text", "POST", "/api/v1/admin/dlq/redrive", `{"filter": "up"}`, r, 400, "body: filter is a text, not an object", forRedrive},
+		{"confirm", "POST", "/api/v1/admin/dlq/delete", `{"filter": {}, "confirm": "yes"}`, r, 400, "body: confirm is a text, not true or false", forDelete},
+		{"half a number", "POST", "/api/v1/admin/dlq/redrive", `{"filter": {}, "max": 1.5}`, r, 400, "body: max is a number, not a whole number", forRedrive},
+		{"time in a body", "POST", "/api/v1/admin/dlq/redrive", `{"filter": {"since": "yesterday"}}`, r, 400, "body: yesterday is not a time", forRedrive},
+		{"number for a time", "POST", "/api/v1/admin/dlq/redrive", `{"filter": {"since": 7}}`, r, 400, "body: a time is no text", forRedrive},
+		{"no JSON", "POST", "/api/v1/admin/dlq/redrive", `ids=a`, r, 400, "body: no JSON at byte 1: invalid character 'i' looking for beginning of value", forRedrive},
+		{"half a body", "POST", "/api/v1/admin/dlq/redrive", `{"ids": [`, r, 400, "body: it ends in the middle of the object", forRedrive},
+		{"empty id", "POST", "/api/v1/admin/dlq/delete", `{"ids": [""]}`, r, 400, "one of the ids is empty", "GET /api/v1/admin/dlq lists them"},
+		{"cursor", "GET", "/api/v1/admin/dlq?cursor=garbage", "", r, 400, "cursor is none of the dead letters", "take the next of an answer, the id of a dead letter"},
+		{"seed", "POST", "/api/v1/admin/subscriptions/edge/seed", `{"filters": "a/#"}`, r, 400, "body: filters is a text, not a list", `send {"filters": ["a/#"]} or {"discard": true}`},
+		{"two bodies", "POST", "/api/v1/admin/dlq/redrive", `{"ids": ["a"]} {}`, r, 400, "body: something follows the object", forRedrive},
 		{"large body", "POST", "/api/v1/admin/dlq/redrive", `{"ids": ["` + strings.Repeat("x", maxBody) + `"]}`, r, 413, "body over 1048576 bytes", "select by filter instead of by ids"},
 		{"nothing selected", "POST", "/api/v1/admin/dlq/redrive", `{}`, r, 400, "name ids or a filter", `an empty filter, "filter": {}, selects everything`},
 		{"two selections", "POST", "/api/v1/admin/dlq/redrive", `{"ids": ["a"], "filter": {}}`, r, 400, "ids and filter exclude each other", ""},

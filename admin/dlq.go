@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +59,9 @@ type DLQDeleted struct {
 	More bool `json:"more"`
 }
 
+// letterID is the shape of the ids that stores give to dead letters.
+var letterID = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
+
 var categories = []string{
 	string(gobridge.CategoryPermanent), string(gobridge.CategoryExpired), string(gobridge.CategoryPoison),
 	string(gobridge.CategoryUnstableIdentity), string(gobridge.CategoryRetryUnsupported),
@@ -96,10 +100,13 @@ func (a *API) listDLQ(c *call) error {
 		if text := query.Get(name); text != "" {
 			t, err := time.Parse(time.RFC3339, text)
 			if err != nil {
-				return badRequest("write it as 2006-01-02T15:04:05Z", "%s is not a time", name)
+				return badRequest("write it as "+exampleTime, "%s is not a time", name)
 			}
 			*at = t
 		}
+	}
+	if cursor := query.Get("cursor"); cursor != "" && !letterID.MatchString(cursor) {
+		return badRequest("take the next of an answer, the id of a dead letter", "cursor is none of the dead letters")
 	}
 	limit, err := number(query.Get("limit"), 1, defaultLimit)
 	if err != nil {
@@ -159,7 +166,7 @@ func (a *API) showDLQ(c *call) error {
 
 func (a *API) deleteDLQ(c *call) error {
 	var req DLQDelete
-	if err := c.decode(&req); err != nil {
+	if err := c.decode(&req, `{"ids": ["..."]} or {"filter": {"route_id": "up", "before": "`+exampleTime+`"}, "confirm": true}`); err != nil {
 		return err
 	}
 	if err := oneOf(req.IDs, req.Filter); err != nil {
@@ -232,6 +239,8 @@ func oneOf(ids []string, f *DLQFilter) error {
 		return badRequest(`an empty filter, "filter": {}, selects everything`, "name ids or a filter")
 	case len(ids) > maxIDs:
 		return badRequest("send several requests, or select by filter", "%d ids, more than %d", len(ids), maxIDs)
+	case slices.Contains(ids, ""):
+		return badRequest("GET /api/v1/admin/dlq lists them", "one of the ids is empty")
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ const (
 )
 
 // Job is long work that was asked for by a request. Total = Done + Failed + Skipped
-// + what is left.
+// + NotTried + what is left.
 type Job struct {
 	ID     string   `json:"id"`
 	Action string   `json:"action"`
@@ -32,12 +32,13 @@ type Job struct {
 	State  JobState `json:"state"`
 	DryRun bool     `json:"dry_run"`
 	// Total counts the entries selected. Done were delivered, Failed were not, Skipped
-	// were left alone because of max_replays. A dry run counts what it would send as
-	// done.
-	Total   int `json:"total"`
-	Done    int `json:"done"`
-	Failed  int `json:"failed"`
-	Skipped int `json:"skipped"`
+	// were left alone because of max_replays, NotTried because their binding cannot be
+	// reached. A dry run counts what it would send as done.
+	Total    int `json:"total"`
+	Done     int `json:"done"`
+	Failed   int `json:"failed"`
+	Skipped  int `json:"skipped"`
+	NotTried int `json:"not_tried"`
 	// More tells that there is more to select than one job takes.
 	More bool `json:"more"`
 	// Failures holds the first hundred of Failed, with reasons.
@@ -62,6 +63,8 @@ type JobBinding struct {
 	RouteID   string `json:"route_id"`
 	BindingID string `json:"binding_id"`
 	Entries   int    `json:"entries"`
+	// Unreachable is why entries were not tried, empty when all were.
+	Unreachable string `json:"unreachable"`
 }
 
 // Bounds of jobs.

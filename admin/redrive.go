@@ -54,7 +54,7 @@ func (r *DLQRedrive) check() error {
 
 func (a *API) redriveDLQ(c *call) error {
 	var req DLQRedrive
-	if err := c.decode(&req); err != nil {
+	if err := c.decode(&req, `{"ids": ["..."]} or {"filter": {"route_id": "up", "since": "`+exampleTime+`"}}`); err != nil {
 		return err
 	}
 	if err := req.check(); err != nil {
@@ -164,11 +164,11 @@ func (j *Job) count(d *gobridge.DeadLetter) {
 // redriveAll sends the entries. While a binding cannot be reached, its other entries
 // are not tried: each would wait in vain and be charged a replay.
 func (a *API) redriveAll(ctx context.Context, j *job, entries []entry) error {
-	unreachable := map[string]bool{}
+	unreachable := map[string]error{} // by binding
 	next := time.Now()
 	for _, e := range entries {
-		if unreachable[e.binding] {
-			a.failed(j, e.id, &gobridge.Error{Code: gobridge.CodeUnavailable, Op: "not tried", Err: fmt.Errorf("binding %s cannot be reached", e.binding)})
+		if why := unreachable[e.binding]; why != nil {
+			a.notTried(j, e.binding, why)
 			continue
 		}
 		if err := wait(ctx, j.stop, next); err != nil {
@@ -181,6 +181,11 @@ func (a *API) redriveAll(ctx context.Context, j *job, entries []entry) error {
 		err := a.op.Redrive(one, e.id)
 		late := one.Err() != nil && ctx.Err() == nil
 		cancel()
+		if errors.Is(err, gobridge.ErrNotTried) {
+			unreachable[e.binding] = err
+			a.notTried(j, e.binding, err)
+			continue
+		}
 		if err == nil {
 			a.jobs.update(j, func(j *Job) { j.Done++ })
 			continue
@@ -188,10 +193,24 @@ func (a *API) redriveAll(ctx context.Context, j *job, entries []entry) error {
 		if late {
 			err = errNotDecided
 		}
-		unreachable[e.binding] = gobridge.AsError(err).Outage
+		if gobridge.AsError(err).Outage {
+			unreachable[e.binding] = err
+		}
 		a.failed(j, e.id, err)
 	}
 	return nil
+}
+
+// notTried counts an entry of a binding that cannot be reached.
+func (a *API) notTried(j *job, binding string, why error) {
+	a.jobs.update(j, func(j *Job) {
+		j.NotTried++
+		for i := range j.Bindings {
+			if j.Bindings[i].BindingID == binding {
+				j.Bindings[i].Unreachable = why.Error()
+			}
+		}
+	})
 }
 
 var errNotDecided = &gobridge.Error{

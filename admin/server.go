@@ -66,17 +66,21 @@ func Listen(cfg Config, handler http.Handler, logger *slog.Logger) (*Server, err
 		listener: listener,
 		tls:      tlsConfig != nil,
 		logger:   logger,
-		http: &http.Server{
-			Handler:           handler,
-			TLSConfig:         tlsConfig,
-			ReadHeaderTimeout: headerTimeout,
-			ReadTimeout:       readTimeout,
-			WriteTimeout:      writeTimeout,
-			IdleTimeout:       idleTimeout,
-			MaxHeaderBytes:    maxHeaderBytes,
-			ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
-		},
+		http:     newHTTPServer(handler, tlsConfig, logger),
 	}, nil
+}
+
+func newHTTPServer(handler http.Handler, tlsConfig *tls.Config, logger *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		TLSConfig:         tlsConfig,
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeaderBytes,
+		ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelWarn),
+	}
 }
 
 func listenHint(err error) string {

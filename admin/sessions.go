@@ -61,7 +61,7 @@ func (a *API) seedSubscriptions(c *call) error {
 	id := c.PathValue("id")
 	c.detail("session_id", id)
 	var seed SubscriptionSeed
-	if err := c.decodeOptional(&seed); err != nil {
+	if err := c.decodeOptional(&seed, `{"filters": ["a/#"]} or {"discard": true}`); err != nil {
 		return err
 	}
 	if seed.Discard && len(seed.Filters) > 0 {

@@ -58,16 +58,19 @@ func (a *API) verifyStores(c *call) error {
 		return err
 	}
 	answer := StoreVerifications{Stores: []*gobridge.Verification{}}
-	problems := 0
+	problems, salvages := 0, 0
 	for _, s := range all {
 		v, err := s.Verify(c.Context())
 		if err != nil {
 			return err
 		}
 		problems += len(v.Problems)
+		if v.Salvage != nil {
+			salvages++
+		}
 		answer.Stores = append(answer.Stores, v)
 	}
-	c.detail("problems", problems)
+	c.detail("problems", problems, "salvages", salvages)
 	return c.answer(http.StatusOK, answer)
 }
 
@@ -82,7 +85,7 @@ func (a *API) acknowledgeStores(c *call) error {
 			return err
 		}
 		answer.Acknowledged = append(answer.Acknowledged, salvage)
-		c.detail("damaged", salvage.Damaged, "salvaged", salvage.Salvaged, "lost", salvage.Lost)
+		c.detail("damaged", salvage.Damaged, "salvaged", salvage.Salvaged, "lost", salvage.Lost, "lost_unknown", salvage.LostUnknown)
 	}
 	return c.answer(http.StatusOK, answer)
 }
@@ -103,7 +106,7 @@ func (a *API) backupStore(c *call) error {
 			return badRequest("GET /api/v1/admin/store lists them", "store is not a number from 0 to %d", len(all)-1)
 		}
 	}
-	dir, err := os.MkdirTemp(filepath.Dir(all[i].Path()), "backup-")
+	dir, err := os.MkdirTemp(filepath.Dir(all[i].Path()), gobridge.ScratchPrefix(all[i].Path()))
 	if err != nil {
 		return fmt.Errorf("make room for the copy: %w", err)
 	}

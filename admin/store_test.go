@@ -3,11 +3,15 @@ package admin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
-	"net/http/httptest"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/gobridge/gobridge"
@@ -47,6 +51,10 @@ func (f *fakeFile) Backup(_ context.Context, path string) error {
 	if f.err != nil {
 		return f.err
 	}
+	// Whoever opens the store finds it, should this process be killed.
+	if dir := filepath.Base(filepath.Dir(path)); !strings.HasPrefix(dir, gobridge.ScratchPrefix(f.path)) {
+		return fmt.Errorf("a copy in %s would stay for ever", dir)
+	}
 	return os.WriteFile(path, []byte("the store"), 0o600)
 }
 
@@ -74,7 +82,8 @@ func TestStoresAreListedAndAcknowledged(t *testing.T) {
         "damaged": "/data/gobridge.db.damaged",
         "cause": "page 7",
         "salvaged": 12,
-        "lost": 1
+        "lost": 1,
+        "lost_unknown": false
       }
     },
     {
@@ -92,7 +101,8 @@ func TestStoresAreListedAndAcknowledged(t *testing.T) {
       "damaged": "/data/gobridge.db.damaged",
       "cause": "page 7",
       "salvaged": 12,
-      "lost": 1
+      "lost": 1,
+      "lost_unknown": false
     }
   ]
 }
@@ -117,7 +127,8 @@ func TestStoresAreVerified(t *testing.T) {
       "dead_letters": 2,
       "problems": [
         "record 7: checksum"
-      ]
+      ],
+      "salvage": null
     }
   ]
 }
@@ -151,22 +162,61 @@ func TestBackupIsSentAndItsCopyRemoved(t *testing.T) {
 	}
 }
 
+// pipeListener accepts the one connection that is put into it.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error   { close(l.closed); return nil }
+func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)} }
+
 // The deadlines of the server are meant for clients that dawdle, not for long work.
+// They run on the clock of the bubble, whatever else the machine does.
 func TestLongWorkOutlivesTheDeadlinesOfTheServer(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	const deadline = 50 * time.Millisecond
-	r.op.stores = []gobridge.FileStore{&fakeFile{slow: 5 * deadline}}
-	srv := httptest.NewUnstartedServer(r.api)
-	srv.Config.ReadTimeout, srv.Config.WriteTimeout = deadline, deadline
-	srv.Start()
-	defer srv.Close()
-	res, err := srv.Client().Post(srv.URL+"/api/v1/admin/store/verify", "application/json", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	if body, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 {
-		t.Errorf("status %d, %s, %v", res.StatusCode, body, err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, Key{"ops", gobridge.NewSecret(rightKey)})
+		file := &fakeFile{slow: 5 * max(readTimeout, writeTimeout)}
+		r.op.stores = []gobridge.FileStore{file}
+		client, server := net.Pipe()
+		l := &pipeListener{conns: make(chan net.Conn, 1), closed: make(chan struct{})}
+		l.conns <- server
+		s := &Server{listener: l, logger: testLogger(t), http: newHTTPServer(r.api, nil, testLogger(t))}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- s.Run(ctx) }()
+		h := &http.Client{Transport: &http.Transport{
+			DialContext: func(context.Context, string, string) (net.Conn, error) { return client, nil },
+		}}
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost/api/v1/admin/store/verify", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-Key", rightKey)
+		begin := time.Now()
+		res, err := h.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(res.Body)
+		if took := time.Since(begin); err != nil || res.StatusCode != 200 || took < file.slow {
+			t.Errorf("after %v: status %d, %s, %v", took, res.StatusCode, body, err)
+		}
+		res.Body.Close()
+		h.CloseIdleConnections()
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }

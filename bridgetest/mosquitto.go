@@ -195,10 +195,20 @@ func (m *Mosquitto) Restart() {
 
 // Pause stops the broker in its tracks (SIGSTOP): connections stay open and nobody
 // answers.
-func (m *Mosquitto) Pause() { m.signal(syscall.SIGSTOP) }
+func (m *Mosquitto) Pause() {
+	m.t.Helper()
+	if p := m.running("pause"); p != nil {
+		freeze(p)
+	}
+}
 
 // Resume lets a paused broker go on.
-func (m *Mosquitto) Resume() { m.signal(syscall.SIGCONT) }
+func (m *Mosquitto) Resume() {
+	m.t.Helper()
+	if p := m.running("resume"); p != nil {
+		thaw(p)
+	}
+}
 
 // SetUsers replaces the users of a broker that was started with some. A running one
 // reloads them at once and ends the connections whose password is not right any more.
@@ -208,12 +218,13 @@ func (m *Mosquitto) SetUsers(users map[string]string) {
 	if err := m.writeUsers(); err != nil {
 		m.t.Fatalf("set the users of mosquitto on %s: %v", m.Addr(), err)
 	}
-	if m.Process() == nil {
+	p := m.Process()
+	if p == nil {
 		return
 	}
 	const reloaded = "Reloading config."
 	before := strings.Count(m.Log(), reloaded)
-	m.signal(syscall.SIGHUP)
+	p.Signal(syscall.SIGHUP)
 	for deadline := time.Now().Add(10 * time.Second); strings.Count(m.Log(), reloaded) == before; {
 		if time.Now().After(deadline) {
 			m.t.Fatalf("mosquitto on %s did not reload its users", m.Addr())
@@ -222,14 +233,15 @@ func (m *Mosquitto) SetUsers(users map[string]string) {
 	}
 }
 
-func (m *Mosquitto) signal(sig os.Signal) {
+// running returns the process of the broker; without one what is to be done fails the
+// test.
+func (m *Mosquitto) running(what string) *Process {
 	m.t.Helper()
 	p := m.Process()
 	if p == nil {
-		m.t.Errorf("signal %v to mosquitto on %s: it is stopped", sig, m.Addr())
-		return
+		m.t.Errorf("%s of mosquitto on %s: it is stopped", what, m.Addr())
 	}
-	p.Signal(sig)
+	return p
 }
 
 func (m *Mosquitto) end(sig os.Signal) {
@@ -241,7 +253,7 @@ func (m *Mosquitto) end(sig os.Signal) {
 		return
 	}
 	p.Signal(sig)
-	p.Signal(syscall.SIGCONT) // a paused process acts on SIGTERM only when it goes on
+	thaw(p) // a paused process acts on SIGTERM only when it goes on
 	p.Wait(20 * time.Second)
 	m.mu.Lock()
 	defer m.mu.Unlock()

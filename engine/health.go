@@ -58,7 +58,7 @@ func (e *Engine) Ready(level gobridge.ServiceLevel) []gobridge.Reason {
 		for _, f := range e.Stores() {
 			if s := f.Salvaged(); s != nil {
 				reasons = append(reasons, gobridge.Reason{Reason: fmt.Sprintf(
-					"store %s was damaged: %d messages were salvaged, %d are lost (gobridge store acknowledge ends this report)", f.Path(), s.Salvaged, s.Lost)})
+					"store %s was damaged: %s (gobridge store acknowledge ends this report)", f.Path(), s)})
 			}
 		}
 		for _, p := range e.pipelines {

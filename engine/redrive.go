@@ -32,9 +32,10 @@ func (w *redrive) finish(err error) {
 // a crash in between repeats the message and never loses it.
 //
 // An expired message is sent as if it were new. Redrive returns nil once the entry is
-// deleted, the typed failure when the message failed again or its destination
-// cannot be reached, and ctx's error when the outcome was not known in time; the
-// message is then still under way.
+// deleted, the typed failure when the message failed again, and ctx's error when the
+// outcome was not known in time; the message is then still under way. An error with
+// gobridge.ErrNotTried says that nothing was sent and that the entry is as it was: its
+// destination cannot be reached, or its route had no room.
 func (e *Engine) Redrive(ctx context.Context, id string) error {
 	if e.dlq == nil {
 		return &gobridge.Error{Code: gobridge.CodeNotSupported, Class: gobridge.ClassPermanent, Op: "redrive: there is no dead-letter queue"}
@@ -62,7 +63,7 @@ func (e *Engine) Redrive(ctx context.Context, id string) error {
 		taken, err := r.inject(letter, binding, way)
 		if err != nil {
 			way.release()
-			return fmt.Errorf("redrive %s: %w", id, err)
+			return fmt.Errorf("%w: %w", gobridge.ErrNotTried, err)
 		}
 		if taken {
 			break
@@ -70,7 +71,7 @@ func (e *Engine) Redrive(ctx context.Context, id string) error {
 		select {
 		case <-ctx.Done():
 			way.release()
-			return fmt.Errorf("redrive %s: wait for a slot of route %s: %w", id, r.id, ctx.Err())
+			return fmt.Errorf("%w: route %s had no room: %w", gobridge.ErrNotTried, r.id, ctx.Err())
 		case <-time.After(redriveRetry):
 		}
 	}

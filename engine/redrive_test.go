@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/transport/memory"
 )
@@ -33,8 +35,13 @@ func TestRedriveDeletesTheEntryOnlyAfterTheDestinationConfirmed(t *testing.T) {
 				b.src.Publish(memory.Message{Topic: "in/other", Payload: []byte("other"), ID: "other", QoS: 1})
 				synctest.Wait()
 				b.dst.SetDown(true)
-				if err := b.engine.Redrive(context.Background(), letter.ID); err == nil || !gobridge.AsError(err).Outage {
+				before := b.dlq.all()[0]
+				err := b.engine.Redrive(context.Background(), letter.ID)
+				if !errors.Is(err, gobridge.ErrNotTried) || !gobridge.AsError(err).Outage {
 					t.Errorf("redrive into an outage returned %v", err)
+				}
+				if diff := cmp.Diff(before, b.dlq.all()[0]); diff != "" {
+					t.Errorf("the entry of what was not tried (-before +after):\n%s", diff)
 				}
 				b.dst.SetDown(false)
 				b.dst.SetAnswer(nil)

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -79,6 +80,20 @@ func bridgeURL(cmd *cobra.Command, text string) (*url.URL, error) {
 		return nil, usageError(cmd, "--url must be http://HOST:PORT or https://HOST:PORT")
 	}
 	return base, nil
+}
+
+// oneID are the arguments of a command on one thing, whose id goes into a path.
+func oneID(where string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := cobra.ExactArgs(1)(cmd, args); err != nil {
+			return err
+		}
+		// A path has another meaning with these.
+		if slices.Contains([]string{"", ".", ".."}, args[0]) {
+			return usageError(cmd, fmt.Sprintf("%q is no id: %s", args[0], where))
+		}
+		return nil
+	}
 }
 
 // untilInterrupt is the context of a command that a signal ends.

@@ -44,7 +44,7 @@ func (f *dlqFilter) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.route, "route", "", "`id` of the route")
 	cmd.Flags().StringVar(&f.category, "category", "", "`why` they were given up: permanent, expired, poison, ...")
 	cmd.Flags().StringVar(&f.code, "code", "", "`code` of the last error")
-	cmd.Flags().StringVar(&f.since, "since", "", "last failed at that `time` or later: 2006-01-02T15:04:05Z, or 2h for two hours ago")
+	cmd.Flags().StringVar(&f.since, "since", "", "last failed at that `time` or later: 2026-11-01T12:00:00Z, or 2h for two hours ago")
 	cmd.Flags().StringVar(&f.before, "before", "", "last failed before that `time`")
 }
 
@@ -68,7 +68,7 @@ func moment(cmd *cobra.Command, name, text string) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return time.Time{}, usageError(cmd, name+" takes a time as 2006-01-02T15:04:05Z or a duration as 2h")
+		return time.Time{}, usageError(cmd, name+" takes a time as 2026-11-01T12:00:00Z or an age as 2h")
 	}
 	return at, nil
 }
@@ -218,7 +218,7 @@ func newDLQShow() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show one dead letter with everything that is known of it",
-		Args:  cobra.ExactArgs(1),
+		Args:  oneID("gobridge dlq list shows them"),
 		RunE:  s.run,
 	}
 	s.target.add(cmd)

@@ -42,7 +42,8 @@ func newDLQRedrive() *cobra.Command {
 		Short: "Send dead letters again, to the binding that failed",
 		Long: "Send dead letters again, one after another, oldest first, each to the binding that failed.\n" +
 			"An entry is deleted when its destination has confirmed it, and kept otherwise. An interrupt\n" +
-			"ends the work after the entry at hand. Exit codes: 0 all were sent, 1 some were not.",
+			"ends the work after the entry at hand. While a binding cannot be reached its entries are not\n" +
+			"tried. Redrives run one after another. Exit codes: 0 all were sent, 1 some were not.",
 		RunE: r.run,
 	}
 	r.target.add(cmd)
@@ -109,8 +110,8 @@ func (r *dlqRedrive) run(cmd *cobra.Command, ids []string) (err error) {
 	case err != nil:
 		return err
 	case j.State != admin.JobDone:
-		return fmt.Errorf("stopped with %d of %d left: %s", j.Total-j.Done-j.Failed-j.Skipped, j.Total, j.Error)
-	case j.Failed > 0:
+		return fmt.Errorf("stopped with %d of %d left: %s", j.Total-j.Done-j.Failed-j.Skipped-j.NotTried, j.Total, j.Error)
+	case j.Failed > 0 || j.NotTried > 0:
 		return &exitError{code: exitFailed}
 	}
 	return nil
@@ -119,7 +120,7 @@ func (r *dlqRedrive) run(cmd *cobra.Command, ids []string) (err error) {
 // follow reports on a job until it has ended. The end of ctx cancels the job, once;
 // stop then gives the next signal its usual effect.
 func (c *client) follow(ctx context.Context, stop func(), j admin.Job, progress io.Writer) (admin.Job, error) {
-	reported, at := 0, time.Now()
+	waits, reported, at := false, 0, time.Now()
 	interrupted := ctx.Done()
 	for j.EndedAt == nil {
 		select {
@@ -142,12 +143,25 @@ func (c *client) follow(ctx context.Context, stop func(), j admin.Job, progress 
 			}
 			return j, err
 		}
-		if n := j.Done + j.Failed + j.Skipped; n != reported && time.Since(at) >= progressEvery && !j.DryRun {
+		if j.State == admin.JobQueued && !waits {
+			waits = true
+			fmt.Fprintln(progress, "waits for a redrive that was asked for before this one")
+		}
+		if n := j.Done + j.Failed + j.Skipped + j.NotTried; n != reported && time.Since(at) >= progressEvery && !j.DryRun {
 			reported, at = n, time.Now()
-			fmt.Fprintf(progress, "%d of %d: %d sent, %d failed, %d skipped\n", n, j.Total, j.Done, j.Failed, j.Skipped)
+			fmt.Fprintf(progress, "%d of %d: %d sent, %s\n", n, j.Total, j.Done, notSent(&j))
 		}
 	}
 	return j, nil
+}
+
+// notSent counts the entries of a job that are not sent.
+func notSent(j *admin.Job) string {
+	s := fmt.Sprintf("%d failed, %d skipped", j.Failed, j.Skipped)
+	if j.NotTried > 0 {
+		s += fmt.Sprintf(", %d not tried", j.NotTried)
+	}
+	return s
 }
 
 func printRedrive(out io.Writer, j *admin.Job) error {
@@ -155,13 +169,21 @@ func printRedrive(out io.Writer, j *admin.Job) error {
 	if j.DryRun {
 		verb = "would send"
 	}
-	fmt.Fprintf(out, "%s %d of %d, %d failed, %d skipped\n", verb, j.Done, j.Total, j.Failed, j.Skipped)
+	fmt.Fprintf(out, "%s %d of %d, %s\n", verb, j.Done, j.Total, notSent(j))
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	if len(j.Bindings) > 0 {
 		fmt.Fprintln(w, "\nROUTE\tBINDING\tENTRIES")
 	}
 	for _, b := range j.Bindings {
 		fmt.Fprintf(w, "%s\t%s\t%d\n", cell(b.RouteID), cell(b.BindingID), b.Entries)
+	}
+	if j.NotTried > 0 {
+		fmt.Fprintln(w, "\nNOT TRIED\tREASON")
+	}
+	for _, b := range j.Bindings {
+		if b.Unreachable != "" {
+			fmt.Fprintf(w, "%s\t%s\n", cell(b.BindingID), cell(b.Unreachable))
+		}
 	}
 	if len(j.Failures) > 0 {
 		fmt.Fprintln(w, "\nFAILED\tCODE\tREASON")

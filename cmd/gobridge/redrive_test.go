@@ -11,6 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gobridge/gobridge/admin"
 )
@@ -48,6 +51,48 @@ func TestInterruptCancelsTheRedrive(t *testing.T) {
 	}
 	if j.State != admin.JobStopped || j.Error != "cancelled" || j.Done != 1 || !stopped {
 		t.Errorf("state %s (%s), done %d, signals given back: %t", j.State, j.Error, j.Done, stopped)
+	}
+}
+
+// firstWrite ends a context with what is first written.
+type firstWrite struct {
+	text string
+	done func()
+}
+
+func (w *firstWrite) Write(b []byte) (int, error) {
+	w.text += string(b)
+	w.done()
+	return len(b), nil
+}
+
+func TestARedriveSaysThatItWaitsForAnother(t *testing.T) {
+	t.Parallel()
+	p, err := newPlayed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	base, err := url.Parse(p.server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{base: base, key: testKey, http: p.server.Client()}
+	var j admin.Job
+	for range 2 { // the first takes half an hour
+		req := admin.DLQRedrive{Filter: &admin.DLQFilter{}, Rate: 0.001}
+		if err := c.call(t.Context(), http.MethodPost, "dlq/redrive", nil, req, &j); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	progress := &firstWrite{done: cancel}
+	if _, err := c.follow(ctx, func() {}, j, progress); err != nil {
+		t.Fatal(err)
+	}
+	if want := "waits for a redrive that was asked for before this one\n"; progress.text != want {
+		t.Errorf("printed %q, want %q", progress.text, want)
 	}
 }
 
@@ -115,5 +160,29 @@ func TestRunServesTheAdminAPI(t *testing.T) {
 	}
 	if strings.Contains(log, testKey) || strings.Contains(log, "Gue55ed") {
 		t.Errorf("a key in the log:\n%s", log)
+	}
+}
+
+func TestWhatWasNotTriedIsPrintedOnceForEachBinding(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	err := printRedrive(&out, &admin.Job{
+		State: admin.JobDone, Total: 5, Done: 2, NotTried: 3,
+		Bindings: []admin.JobBinding{
+			{RouteID: "up", BindingID: "up/0", Entries: 3, Unreachable: "not tried: not connected"},
+			{RouteID: "down", BindingID: "down/0", Entries: 2},
+		},
+	})
+	want := `sent 2 of 5, 0 failed, 0 skipped, 3 not tried
+
+ROUTE  BINDING  ENTRIES
+up     up/0     3
+down   down/0   2
+
+NOT TRIED  REASON
+up/0       not tried: not connected
+`
+	if diff := cmp.Diff(want, out.String()); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
 }

@@ -54,7 +54,7 @@ func newSessionVerb(verb, short, long, done string) *cobra.Command {
 		Use:   verb + " ID",
 		Short: short,
 		Long:  long,
-		Args:  cobra.ExactArgs(1),
+		Args:  oneID("gobridge status names the sessions"),
 		RunE:  v.run,
 	}
 	v.target.add(cmd)

@@ -121,7 +121,7 @@ func openStore[T io.Closer](
 		return none, nil
 	}
 	// A directory that is not there would be made, and nothing found in it.
-	if _, err := os.Stat(b.DataDir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(b.DataDir); errors.Is(err, fs.ErrNotExist) {
 		return none, fmt.Errorf("bridge.data_dir %s does not exist (a relative one starts at the working directory of the bridge)", b.DataDir)
 	}
 	store, err := open(ctx, b, spec, env)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/admin"
 )
 
@@ -43,9 +44,11 @@ func newStoreVerify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Read everything in the stores and check it",
-		Long:  "Read every record of the stores and check it. Exit codes: 0 all is sound, 1 something is not.",
-		Args:  cobra.NoArgs,
-		RunE:  v.run,
+		Long: "Read every record of the stores and check it. Exit codes: 0 all is sound, 1 something is\n" +
+			"not, or was not and has been salvaged (a stopped bridge's damaged file is, when it is opened) and\n" +
+			"waits for gobridge store acknowledge.",
+		Args: cobra.NoArgs,
+		RunE: v.run,
 	}
 	v.target.add(cmd)
 	cmd.Flags().BoolVar(&v.json, "json", false, "print JSON")
@@ -64,16 +67,16 @@ func (v *storeVerify) run(cmd *cobra.Command, _ []string) (err error) {
 	if err := c.callSlow(ctx, http.MethodPost, "store/verify", nil, nil, &found); err != nil {
 		return err
 	}
-	problems := 0
+	sound := true
 	for _, s := range found.Stores {
-		problems += len(s.Problems)
+		sound = sound && len(s.Problems) == 0 && s.Salvage == nil
 	}
 	if v.json {
 		err = printJSON(cmd.OutOrStdout(), found)
 	} else {
 		err = printVerifications(cmd.OutOrStdout(), &found)
 	}
-	if err == nil && problems > 0 {
+	if err == nil && !sound {
 		err = &exitError{code: exitFailed}
 	}
 	return err
@@ -91,6 +94,9 @@ func printVerifications(out io.Writer, found *admin.StoreVerifications) error {
 	for _, s := range found.Stores {
 		for _, p := range s.Problems {
 			fmt.Fprintf(out, "%s: %s\n", cell(s.Path), cell(p))
+		}
+		if s.Salvage != nil {
+			fmt.Fprintf(out, "%s: was damaged: %s (gobridge store acknowledge ends this report)\n", cell(s.Path), salvageLine(s.Salvage))
 		}
 	}
 	return nil
@@ -207,10 +213,14 @@ func (a *storeAcknowledge) run(cmd *cobra.Command, _ []string) (err error) {
 		return printJSON(out, done)
 	}
 	for _, s := range done.Acknowledged {
-		fmt.Fprintf(out, "%s: %d salvaged, %d lost (%s); damaged file: %s\n", second(s.At), s.Salvaged, s.Lost, cell(s.Cause), cell(s.Damaged))
+		fmt.Fprintln(out, salvageLine(s))
 	}
 	if len(done.Acknowledged) == 0 {
 		fmt.Fprintln(out, "nothing to acknowledge")
 	}
 	return nil
+}
+
+func salvageLine(s *gobridge.Salvage) string {
+	return fmt.Sprintf("%s: %s; cause: %s; damaged file: %s", second(s.At), s, cell(s.Cause), cell(s.Damaged))
 }

@@ -116,7 +116,7 @@ func newSubscriptionsSeed() *cobra.Command {
 		Long: "Tell a durable session what its broker holds, when the broker has a session of which the bridge\n" +
 			"knows nothing: the filters of the config and those of --filter. Its queue is kept. With --discard\n" +
 			"the next connect starts clean instead and everything queued at the broker is lost.",
-		Args: cobra.ExactArgs(1),
+		Args: oneID("gobridge status names the sessions"),
 		RunE: s.run,
 	}
 	s.target.add(cmd)

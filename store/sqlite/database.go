@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,7 +124,7 @@ func (d *database) release() error {
 // open opens the file, salvages it when it is damaged, and starts the writer.
 func open(s settings) (*database, error) {
 	if err := os.MkdirAll(filepath.Dir(s.path), 0o750); err != nil {
-		return nil, fmt.Errorf("make the directory of the store: %w", err)
+		return nil, refused("make the directory of the store", s.path, err)
 	}
 	d := &database{settings: s, stopped: make(chan struct{})}
 	d.queue.wake = make(chan struct{}, 1)
@@ -132,6 +133,9 @@ func open(s settings) (*database, error) {
 		if d.owner, err = acquire(s.lock); err != nil {
 			return nil, err
 		}
+	}
+	if d.owner != nil {
+		d.removeScratch()
 	}
 	err := d.connect()
 	if damage(err) {
@@ -148,6 +152,21 @@ func open(s settings) (*database, error) {
 	return d, nil
 }
 
+// removeScratch removes what a killed process left beside the file: a copy that was
+// being sent, a probe for free space.
+func (d *database) removeScratch() {
+	dir := filepath.Dir(d.path)
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), gobridge.ScratchPrefix(d.path)) {
+			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	if err != nil {
+		d.log.Warn("what an earlier process left beside the store stays", "path", d.path, "err", err)
+	}
+}
+
 // connect opens both connections and brings the schema up to date. On an error none
 // is open.
 func (d *database) connect() (err error) {
@@ -155,7 +174,7 @@ func (d *database) connect() (err error) {
 		return fmt.Errorf("finish the salvage of the store: %w", err)
 	}
 	if err := makePrivate(d.path); err != nil {
-		return fmt.Errorf("open the store: %w", err)
+		return refused("open the store", d.path, err)
 	}
 	if d.owner != nil { // nobody else has it open
 		if err := checkLog(d.path); err != nil {

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -30,8 +31,37 @@ func outage(path string, err error) *gobridge.Error {
 		e.Hint = "another program has locked the file: close it"
 	case errors.Is(err, sqlite3.IOERR):
 		e.Hint = "the disk fails: look at the system log; the store goes on by itself when writes work again"
+	default:
+		e.Hint = refusalHint(path, err)
 	}
 	return e
+}
+
+// refused is the error of a store whose files the system does not let it make or open.
+func refused(op, path string, err error) error {
+	return &gobridge.Error{Code: gobridge.CodeUnavailable, Class: gobridge.ClassPermanent, Op: op, Err: err, Hint: refusalHint(path, err)}
+}
+
+// refusalHint says what to do about an error of the system, empty where that says all.
+func refusalHint(path string, err error) string {
+	for at := path; ; at = filepath.Dir(at) {
+		_, there := os.Stat(at)
+		if target, link := os.Readlink(at); link == nil && errors.Is(there, fs.ErrNotExist) {
+			return fmt.Sprintf("%s is a symbolic link to %s, which does not exist: make that, or correct the link", at, target)
+		}
+		if at == filepath.Dir(at) {
+			break
+		}
+	}
+	switch {
+	case errors.Is(err, syscall.EROFS):
+		return "the file system is read-only: give the bridge a bridge.data_dir that it can write to"
+	case errors.Is(err, fs.ErrPermission):
+		return "the user of this process needs to write to the file and its directory"
+	case errors.Is(err, syscall.ENOTDIR):
+		return "a directory is needed and a file is there: correct bridge.data_dir or the path of the store"
+	}
+	return ""
 }
 
 // ofFile tells failures of SQLite from refusals of a single change.
@@ -60,15 +90,15 @@ const scratchBytes = 1 << 20
 // no space as an I/O error, and keeps the system's error to itself. So the file
 // system is asked once more.
 func (d *database) named(err error) error {
-	if errors.Is(err, sqlite3.IOERR) && !full(err) && noSpace(filepath.Dir(d.path)) {
+	if errors.Is(err, sqlite3.IOERR) && !full(err) && noSpace(d.path) {
 		return fmt.Errorf("%w: %w", sqlite3.FULL, err)
 	}
 	return err
 }
 
-// noSpace reports whether a file of scratchBytes finds no room in dir.
-func noSpace(dir string) bool {
-	f, err := os.CreateTemp(dir, ".space-*")
+// noSpace reports whether a file of scratchBytes finds no room beside the store.
+func noSpace(path string) bool {
+	f, err := os.CreateTemp(filepath.Dir(path), gobridge.ScratchPrefix(path))
 	if err == nil {
 		_, err = f.Write(make([]byte, scratchBytes))
 		_ = f.Close()

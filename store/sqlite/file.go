@@ -127,6 +127,7 @@ func (f *file) Verify(ctx context.Context) (*gobridge.Verification, error) {
 			problem(err.Error())
 		}
 	}
+	v.Salvage = f.Salvaged()
 	return v, nil
 }
 

@@ -20,7 +20,7 @@ type dirLock struct{ file *os.File }
 func acquire(path string) (*dirLock, error) {
 	f, locked, err := openLocked(path)
 	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", path, err)
+		return nil, refused("lock "+path, path, err)
 	}
 	if locked {
 		owner := "another process"

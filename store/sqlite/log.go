@@ -26,6 +26,7 @@ type walLog struct {
 	// damaged is the number of the first frame that SQLite would stop at although
 	// later ones were committed, counted from 1; 0 when there is none.
 	damaged int
+	cut     bool // the log has had more frames
 }
 
 const (
@@ -113,7 +114,7 @@ func readLog(r io.ReaderAt, index string, size int) (*walLog, error) {
 	if !proved && confirmed <= committed {
 		return l, nil
 	}
-	l.damaged = whole + 1
+	l.damaged, l.cut = whole+1, confirmed > whole+len(rest)
 	last := len(rest) // of those that were committed
 	for last > max(confirmed-whole, 0) && (!rest[last-1].mine || rest[last-1].commit == 0) {
 		last--

@@ -21,7 +21,8 @@ type pages struct {
 	// under has the offset of the version before, 0 for that in the database, of pages
 	// whose newest one is in a damaged frame.
 	under   map[uint32]int64
-	damaged int // as in walLog
+	damaged int  // as in walLog
+	cut     bool // the log, or the database, has had more than is there
 }
 
 const (
@@ -30,6 +31,9 @@ const (
 	innerIndex  = 0x02 // an interior page of the same: its cells are rows too
 	headerBytes = 100  // of the file header, on page 1
 )
+
+// fileMagic begins every database.
+var fileMagic = []byte("SQLite format 3\x00")
 
 func openPages(path string) (*pages, error) {
 	db, err := os.Open(path)
@@ -47,18 +51,25 @@ func openPages(path string) (*pages, error) {
 		return nil, err
 	}
 	p.count = uint32(min((info.Size()+int64(p.size)-1)/int64(p.size), 1<<32-2))
+	there, named := p.count, uint32(0) // pages of the file, and those that it should have
+	if bytes.HasPrefix(header, fileMagic) {
+		named = binary.BigEndian.Uint32(header[28:])
+	}
 	if p.wal, err = os.Open(path + "-wal"); err == nil {
 		var l *walLog
 		if l, err = readLog(p.wal, path+"-shm", p.size); err == nil {
-			p.size, p.frames, p.under, p.damaged = l.size, l.frames, l.under, l.damaged
+			p.size, p.frames, p.under, p.damaged, p.cut = l.size, l.frames, l.under, l.damaged, l.cut
 			if l.count > 0 {
-				p.count = l.count
+				p.count, named = l.count, l.count
 			}
 		}
 	}
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		p.close()
 		return nil, err
+	}
+	for n := there + 1; n <= named && !p.cut; n++ {
+		p.cut = p.frames[n] == 0
 	}
 	return p, nil
 }
@@ -106,7 +117,7 @@ func (p *pages) readAt(n uint32, at int64, buf []byte) error {
 func (p *pages) free() map[uint32]bool {
 	free := map[uint32]bool{}
 	buf := make([]byte, p.size)
-	if p.read(1, buf) != nil || !bytes.HasPrefix(buf, []byte("SQLite format 3\x00")) {
+	if p.read(1, buf) != nil || !bytes.HasPrefix(buf, fileMagic) {
 		return free
 	}
 	for trunk := binary.BigEndian.Uint32(buf[32:]); trunk != 0 && !free[trunk]; trunk = binary.BigEndian.Uint32(buf) {

@@ -53,7 +53,7 @@ func (d *database) rebuild(cause error) error {
 		d.metrics.Counter(metric.StoreSalvaged, p.label()).Inc()
 	}
 	d.log.Error("store was salvaged: look at the count of lost messages, then run gobridge store acknowledge",
-		"path", d.path, "damaged", report.Damaged, "salvaged", report.Salvaged, "lost", report.Lost)
+		"path", d.path, "damaged", report.Damaged, "salvaged", report.Salvaged, "lost", report.Lost, "lost_unknown", report.LostUnknown)
 	return nil
 }
 
@@ -198,7 +198,9 @@ func (x *salvager) tables() error {
 		{"SELECT value FROM meta WHERE name = 'salvage'", "name", func(s *sqlite3.Stmt) error {
 			var earlier gobridge.Salvage
 			if json.Unmarshal(s.ColumnRawText(0), &earlier) == nil {
-				x.report.Lost += earlier.Lost // nobody has acknowledged those yet
+				// Nobody has acknowledged those yet.
+				x.report.Lost += earlier.Lost
+				x.report.LostUnknown = x.report.LostUnknown || earlier.LostUnknown
 			}
 			return nil
 		}},
@@ -344,7 +346,9 @@ func (x *salvager) letter(blob []byte) error {
 // are lost.
 func (x *salvager) finish() error {
 	x.report.Salvaged = x.records + x.copied
-	x.report.Lost += len(x.waiting) + max(x.letters-x.copied, 0) + x.unreadable
+	lost := len(x.waiting) + max(x.letters-x.copied, 0) + x.unreadable
+	x.report.LostUnknown = x.report.LostUnknown || x.from.cut || x.report.Salvaged+lost == 0
+	x.report.Lost += lost
 	for seq := range x.waiting {
 		x.maxSeq = max(x.maxSeq, seq)
 	}

@@ -279,15 +279,16 @@ func TestBrokenFilesStillOpen(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		change func(b []byte) []byte
-		atMost int // messages lost
+		atMost int    // messages lost
+		report string // of what was lost, empty without a salvage
 	}{
-		{"the header is zero", func(b []byte) []byte { clear(b[:100]); return b }, 0},
-		{"the first page is zero", func(b []byte) []byte { clear(b[:4096]); return b }, 0},
-		{"the last half is missing", func(b []byte) []byte { return b[:len(b)/2] }, records * 3 / 4},
-		{"a page is cut in the middle", func(b []byte) []byte { return b[:len(b)-700] }, 10},
-		{"everything is zero", func(b []byte) []byte { clear(b); return b }, records},
-		{"it is something else", func([]byte) []byte { return bytes.Repeat([]byte("not a database "), 5000) }, records},
-		{"it is empty", func([]byte) []byte { return nil }, records},
+		{"the header is zero", func(b []byte) []byte { clear(b[:100]); return b }, 0, "0 are lost"},
+		{"the first page is zero", func(b []byte) []byte { clear(b[:4096]); return b }, 0, "0 are lost"},
+		{"the last half is missing", func(b []byte) []byte { return b[:len(b)/2] }, records * 3 / 4, "at least "},
+		{"a page is cut in the middle", func(b []byte) []byte { return b[:len(b)-700] }, 10, " are lost"},
+		{"everything is zero", func(b []byte) []byte { clear(b); return b }, records, "an unknown number are lost"},
+		{"it is something else", func([]byte) []byte { return bytes.Repeat([]byte("not a database "), 5000) }, records, "an unknown number are lost"},
+		{"it is empty", func([]byte) []byte { return nil }, records, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -298,6 +299,9 @@ func TestBrokenFilesStillOpen(t *testing.T) {
 			defer func() { o.Close() }()
 			if lost := records - len(found); lost > tt.atMost {
 				t.Errorf("%d of %d messages are lost, want at most %d", lost, records, tt.atMost)
+			}
+			if s := o.Salvaged(); (s == nil) != (tt.report == "") || s != nil && !strings.Contains(s.String(), tt.report) {
+				t.Errorf("report %v, want %q", s, tt.report)
 			}
 			if err := ask(o.Persist, marked(7777, 10)); err != nil {
 				t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -289,6 +290,91 @@ func TestVerifyAndBackup(t *testing.T) {
 	defer h.Close()
 	if v, err := h.Verify(t.Context()); err != nil || len(v.Problems) == 0 {
 		t.Errorf("verification of a damaged file %+v, %v", v, err)
+	}
+}
+
+func TestLeftoversOfAKilledProcessAreRemovedAtOpen(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	leave := func(name string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	path := filepath.Join(dir, fileName)
+	ours := []string{leave(gobridge.ScratchPrefix(path) + "123/copy.db"), leave(gobridge.ScratchPrefix(path) + "456")}
+	theirs := []string{leave("backup-2026/copy.db"), leave(gobridge.ScratchPrefix("other.db") + "789"), leave("notes")}
+	o := openOutbox(t, testSettings(t, dir))
+	defer o.Close()
+	for _, name := range ours {
+		if _, err := os.Stat(name); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is still there: %v", name, err)
+		}
+	}
+	for _, name := range theirs {
+		if _, err := os.Stat(name); err != nil {
+			t.Errorf("%s is gone: %v", name, err)
+		}
+	}
+}
+
+func TestAPlaceThatTheSystemRefusesIsNamedWithAHint(t *testing.T) {
+	t.Parallel()
+	link := func(t *testing.T, target, name string) {
+		t.Helper()
+		if err := os.Symlink(target, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name    string
+		prepare func(t *testing.T, dir string)
+		hint    string
+	}{
+		{"link to no directory", func(t *testing.T, dir string) { link(t, filepath.Join(dir, "gone"), filepath.Join(dir, "data")) }, "symbolic link to "},
+		{"link to no file", func(t *testing.T, dir string) {
+			if err := os.Mkdir(filepath.Join(dir, "data"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			link(t, filepath.Join(dir, "gone", fileName), filepath.Join(dir, "data", fileName))
+		}, "symbolic link to "},
+		{"file instead of a directory", func(t *testing.T, dir string) {
+			if err := os.WriteFile(filepath.Join(dir, "data"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}, "a directory is needed"},
+		{"no right to write", func(t *testing.T, dir string) {
+			if os.Getuid() <= 0 {
+				t.Skip("this user may write everywhere, or rights are of another kind here")
+			}
+			if err := os.Mkdir(filepath.Join(dir, "data"), 0o500); err != nil {
+				t.Fatal(err)
+			}
+		}, "needs to write to"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			tt.prepare(t, dir)
+			d, err := open(testSettings(t, filepath.Join(dir, "data")))
+			if err == nil {
+				d.close()
+			}
+			if e, ok := errors.AsType[*gobridge.Error](err); !ok || !strings.Contains(e.Hint, tt.hint) {
+				t.Errorf("open: %v, want a hint with %q", err, tt.hint)
+			}
+		})
+	}
+	for _, err := range []error{syscall.EROFS, syscall.EACCES, syscall.EPERM} {
+		if refusalHint(filepath.Join(t.TempDir(), fileName), &os.PathError{Op: "open", Err: err}) == "" {
+			t.Errorf("no hint for %v", err)
+		}
 	}
 }
 

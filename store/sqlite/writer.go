@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -285,7 +284,7 @@ func (d *database) probe() {
 		d.later(down) // opened anew it would be empty
 		return
 	}
-	if full(down) && errors.Is(down, sqlite3.IOERR) && noSpace(filepath.Dir(d.path)) {
+	if full(down) && errors.Is(down, sqlite3.IOERR) && noSpace(d.path) {
 		// What the disk has left would do for the probe, not for the messages.
 		d.later(down)
 		return
