@@ -216,6 +216,7 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.forgetGrants()
 		s.void = true
 	}
+	s.forgetShares()
 	s.lossOpen = s.lossOpen && !resumeLost || !known && !ca.SessionPresent
 	s.recovery.connack(s.connects, ca.SessionPresent)
 	s.mu.Unlock()

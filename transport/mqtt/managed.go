@@ -271,7 +271,7 @@ func (s *session) recall(ctx context.Context) (goOn bool, err error) {
 		return false, context.Cause(ctx)
 	}
 	for i := range s.filters {
-		if f := &s.filters[i]; m.has(f.filter) && m.has(s.set.note(f)) {
+		if f := &s.filters[i]; !f.shared && m.has(f.filter) && m.has(s.set.note(f)) {
 			f.granted, f.downgraded, f.why = true, false, ""
 		}
 	}

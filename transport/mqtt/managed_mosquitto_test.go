@@ -322,3 +322,18 @@ func TestDrainAndEndOnMosquitto(t *testing.T) {
 	eventually(t, "the last message arrives", func() bool { return settled.Load() == n+1 })
 	r.wantValue(t, 0, metric.MQTTSessionResumeLost)
 }
+
+// mosquitto 2.0.11 does not restore shared subscriptions when it restarts, and says
+// Session Present all the same: messages must go on coming.
+func TestSharedSubscriptionSurvivesARestartOfMosquitto(t *testing.T) {
+	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
+	r := startManaged(t, testUse(broker.URL(), gobridge.ModePersistent, topics(1, "$share/g/in/#")), newFakeHistory())
+	to, _ := r.receive(t)
+	r.awaitReady(t)
+	broker.Stop()
+	broker.Start()
+	eventually(t, "the session is resumed", func() bool { h := r.Health(); return h.Connected && h.SessionPresent && h.ServiceLevel == gobridge.LevelFull })
+	client := bridgetest.MustConnect(t, bridgetest.ClientConfig{Addr: broker.Addr(), ClientID: "publisher"})
+	publishAll(t, client, "in/a", false, "after the restart")
+	to.wait(t, 1)[0].Ack()
+}

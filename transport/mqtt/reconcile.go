@@ -43,11 +43,24 @@ func (s *session) forgetGrants() {
 	}
 }
 
+// forgetShares takes note that a resumed session may have lost its shared
+// subscriptions: mosquitto does not restore them when it restarts and says Session
+// Present all the same. Asking for one again costs nothing, because a shared
+// subscription replays no retained messages (MQTT v5, 4.8.2). Called with mu held.
+func (s *session) forgetShares() {
+	for i := range s.filters {
+		if f := &s.filters[i]; f.shared {
+			f.granted, f.why = false, ""
+		}
+	}
+}
+
 // reconcile makes the broker's subscriptions those that are wanted, on one
 // connection, until they are or the connection ends.
 //
 // A resumed session in which every filter was granted, by this process or as the
-// managed subscription history tells, needs nothing (V7). Without a history the
+// managed subscription history tells, needs nothing (V7), apart from its shared
+// subscriptions. Without a history the
 // first connect of a process subscribes in any case, because the broker's part may
 // be from another config.
 func (s *session) reconcile(link context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack) {
