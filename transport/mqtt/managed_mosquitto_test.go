@@ -331,6 +331,7 @@ func TestSharedSubscriptionSurvivesARestartOfMosquitto(t *testing.T) {
 	to, _ := r.receive(t)
 	r.awaitReady(t)
 	broker.Stop()
+	eventually(t, "the loss of the connection is noticed", func() bool { return !r.Health().Connected })
 	broker.Start()
 	eventually(t, "the session is resumed", func() bool { h := r.Health(); return h.Connected && h.SessionPresent && h.ServiceLevel == gobridge.LevelFull })
 	client := bridgetest.MustConnect(t, bridgetest.ClientConfig{Addr: broker.Addr(), ClientID: "publisher"})
