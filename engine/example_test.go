@@ -11,8 +11,8 @@ import (
 )
 
 // A program that embeds the bridge describes it in Go and runs it until its
-// context ends. Here a hub in the process stands in for the brokers; with
-// kinds.All() and mqtt.SessionOptions it is the daemon.
+// context ends. Here a hub in the process stands in for the brokers;
+// examples/embed does it with MQTT.
 func Example() {
 	hub := memory.NewHub()
 	spec := &gobridge.Spec{
