@@ -1,12 +1,15 @@
 package sqlite
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
+	"math/bits"
 	"os"
 
 	"github.com/gobridge/gobridge"
@@ -32,6 +35,8 @@ type walLog struct {
 const (
 	logHeaderBytes   = 32
 	frameHeaderBytes = 24
+	// readAhead is read at once.
+	readAhead = 256 << 10
 )
 
 // frame is one frame after the first that cannot be read.
@@ -53,18 +58,15 @@ func readLog(r io.ReaderAt, index string, size int) (*walLog, error) {
 		return l, ignoreShort(err)
 	}
 	magic := binary.BigEndian.Uint32(header)
-	var order binary.ByteOrder = binary.LittleEndian
-	if magic == 0x377f0683 {
-		order = binary.BigEndian
-	}
+	big := magic == 0x377f0683
 	var sum [2]uint32 // as the frame before has it
-	logSum(&sum, header[:24], order)
+	logSum(&sum, header[:24], big)
 	chained := magic&^1 == 0x377f0682 && sum == sumIn(header[24:])
 	salt := bytes.Clone(header[16:24])
 	if chained {
 		l.size = pageSize(binary.BigEndian.Uint32(header[8:]))
 	} else {
-		order = binary.LittleEndian // of the driver
+		big = false // as the driver writes it
 		// The second frame has the salt too: what hit the header may have hit the first.
 		if _, err := r.ReadAt(salt, int64(logHeaderBytes+frameHeaderBytes+l.size+8)); err != nil {
 			return l, ignoreShort(err)
@@ -76,15 +78,16 @@ func readLog(r io.ReaderAt, index string, size int) (*walLog, error) {
 	var rest []frame
 	whole, committed := 0, 0 // frames that SQLite can read, and up to the last commit of them
 	proved := false
+	from := bufio.NewReaderSize(io.NewSectionReader(r, logHeaderBytes, math.MaxInt64-logHeaderBytes), readAhead)
 	for at := int64(logHeaderBytes); ; at += int64(len(b)) {
-		if _, err := r.ReadAt(b, at); err != nil {
+		if _, err := io.ReadFull(from, b); err != nil {
 			if err := ignoreShort(err); err != nil {
 				return nil, err
 			}
 			break
 		}
-		logSum(&sum, b[:8], order)
-		logSum(&sum, b[frameHeaderBytes:], order)
+		logSum(&sum, b[:8], big)
+		logSum(&sum, b[frameHeaderBytes:], big)
 		f := frame{
 			page: binary.BigEndian.Uint32(b), commit: binary.BigEndian.Uint32(b[4:]), at: at + frameHeaderBytes,
 			mine: bytes.Equal(b[8:16], salt), linked: sum == sumIn(b[16:]),
@@ -153,7 +156,7 @@ func confirmedFrames(index string, salt []byte) int {
 		return 0
 	}
 	var sum [2]uint32
-	logSum(&sum, b[:40], binary.LittleEndian)
+	logSum(&sum, b[:40], false)
 	stored := [2]uint32{binary.LittleEndian.Uint32(b[40:]), binary.LittleEndian.Uint32(b[44:])}
 	if sum != stored || !bytes.Equal(b[32:40], salt) {
 		return 0
@@ -189,10 +192,17 @@ func ignoreShort(err error) error {
 	return err
 }
 
-// logSum continues the checksum of a write-ahead log.
-func logSum(s *[2]uint32, b []byte, order binary.ByteOrder) {
+// logSum continues the checksum of a write-ahead log, whose words are big endian or
+// little endian. A log is read at every open: this is most of the time it takes.
+func logSum(sum *[2]uint32, b []byte, big bool) {
+	s0, s1 := sum[0], sum[1]
 	for ; len(b) >= 8; b = b[8:] {
-		s[0] += order.Uint32(b) + s[1]
-		s[1] += order.Uint32(b[4:]) + s[0]
+		x, y := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+		if big {
+			x, y = bits.ReverseBytes32(x), bits.ReverseBytes32(y)
+		}
+		s0 += x + s1
+		s1 += y + s0
 	}
+	sum[0], sum[1] = s0, s1
 }
