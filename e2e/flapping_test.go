@@ -78,7 +78,7 @@ func awaitRate(t *testing.T, col *bridgetest.Collector, rate float64) time.Durat
 // A link that is reset, that swallows everything, and that goes up and down every
 // 300 ms, under load: once it is whole, so is the rate, and nothing was lost.
 //
-// Covers: S1-301, S2-403
+// Covers: S1-301, S2-403, G01
 func TestBadLinksUnderLoadLoseNothing(t *testing.T) {
 	t.Parallel()
 	const rate, period, limit = 1000, 300 * time.Millisecond, 5 * time.Second

@@ -127,7 +127,7 @@ func (b *bridge) codes() []string {
 // and without one where the loss is permitted, they are settled at once and cost
 // nobody else anything.
 //
-// Covers: S1-322, S1-323
+// Covers: S1-322, S1-323, G15
 func TestPoisonAtTheHeadOfTheWindowIsGivenUp(t *testing.T) {
 	t.Parallel()
 	n := pick(100, 2000)
@@ -172,7 +172,7 @@ func TestPoisonAtTheHeadOfTheWindowIsGivenUp(t *testing.T) {
 // and what comes behind it is delivered and waits for its turn to be acknowledged. The
 // dead letter is written once when that is possible again.
 //
-// Covers: S1-324, S1-325, S2-101, S2-208, S2-301, S2-310
+// Covers: S1-324, S1-325, S2-101, S2-208, S2-301, S2-310, G16
 func TestPoisonWithoutItsDeadLetterStaysAtItsSource(t *testing.T) {
 	t.Parallel()
 	n, failed := pick(100, 150), pick(1, 3) // failed recoveries; n is less than the receive window
@@ -249,7 +249,7 @@ func TestPoisonWithoutItsDeadLetterStaysAtItsSource(t *testing.T) {
 // G17: nothing can deliver a QoS 0 message again. Without a dead letter it is lost,
 // which is counted once and costs no reconnect, also when a QoS 1 filter let it in.
 //
-// Covers: S1-326, S1-327, S1-328, S2-203, S2-204, S2-205, S2-207
+// Covers: S1-326, S1-327, S1-328, S2-203, S2-204, S2-205, S2-207, G17
 func TestQoS0PoisonWithoutItsDeadLetterIsLostOnce(t *testing.T) {
 	t.Parallel()
 	const n = 100
@@ -282,7 +282,7 @@ func TestQoS0PoisonWithoutItsDeadLetterIsLostOnce(t *testing.T) {
 // and the same process builds it anew. What was delivered and not acknowledged was not
 // lost with it.
 //
-// Covers: S2-302, S2-321, S2-326
+// Covers: S2-302, S2-321, S2-326, G02
 func TestBrokerForgetsWhileARecoveryIsQueued(t *testing.T) {
 	t.Parallel()
 	const before, after = 50, 200
