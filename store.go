@@ -82,6 +82,8 @@ type DLQ interface {
 	Delete(ctx context.Context, ids ...string) (int, error)
 	// Depth is the number of entries.
 	Depth(ctx context.Context) (int, error)
+	// Err returns why the store takes no writes at the moment, nil when it does.
+	Err() error
 	// Close releases the store.
 	Close() error
 }
@@ -101,6 +103,8 @@ type Ledger interface {
 	Remove(ctx context.Context, k LedgerKey) error
 	// Len is the number of messages counted.
 	Len(ctx context.Context) (int, error)
+	// Err returns why the store takes no writes at the moment, nil when it does.
+	Err() error
 	Close() error
 }
 

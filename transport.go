@@ -265,8 +265,9 @@ type Env struct {
 	// route takes deliveries as before. Nil without a receiver. It is called without
 	// locks held: it calls Resume and Flush of the receiver and Retry of deliveries.
 	Quiesce func(ctx context.Context) error
-	// DeadLetters: a delivery that the receiver marks as Unwanted can be dead-lettered,
-	// or the policy of the route drops it. Without it such messages have no way out.
+	// DeadLetters: there is a dead-letter queue for deliveries that the receiver marks as
+	// Unwanted. Without one such messages have no way out: that the policy of a route
+	// drops what fails, as it then has to, permits nobody to lose a queue.
 	DeadLetters bool
 	// Carried is what [Transport.Carry] made for this session: it outlives instances.
 	Carried any

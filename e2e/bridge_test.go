@@ -35,6 +35,7 @@ type doc map[string]any
 // out/{topic} at the destination. Tests change the maps before they start it.
 type config struct {
 	bridge, log   doc
+	stores        doc
 	source, dest  doc // options.session
 	sourceSession doc // further keys of the sessions
 	destSession   doc
@@ -51,7 +52,7 @@ func between(t *testing.T, source, dest string) *config {
 		return doc{"broker_url": url, "client_id": clientID, "reconnect_delay": "50ms", "reconnect_max_delay": "500ms"}
 	}
 	return &config{
-		bridge: doc{"id": "e2e", "data_dir": t.TempDir()}, log: doc{},
+		bridge: doc{"id": "e2e", "data_dir": t.TempDir()}, log: doc{}, stores: doc{},
 		source: session(source, sourceID), dest: session(dest, destID),
 		sourceSession: doc{}, destSession: doc{},
 		topics: []doc{{"topic": "in/#", "qos": 1}}, sender: doc{}, address: "out/{topic}", policy: doc{},
@@ -68,7 +69,7 @@ func session(id string, more, options doc) doc {
 // file returns the config as a document.
 func (c *config) file() doc {
 	return doc{
-		"bridge": c.bridge, "log": c.log, "http": doc{"listen": "127.0.0.1:0"},
+		"bridge": c.bridge, "log": c.log, "stores": c.stores, "http": doc{"listen": "127.0.0.1:0"},
 		"sessions": []doc{session("source", c.sourceSession, c.source), session("destination", c.destSession, c.dest)},
 		"routes": []doc{{
 			"id":       "r",

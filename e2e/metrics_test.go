@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -16,6 +17,15 @@ func (b *bridge) metrics() samples {
 	if status != http.StatusOK {
 		b.t.Fatalf("/metrics answers %d %s", status, body)
 	}
+	s, err := readMetrics(body)
+	if err != nil {
+		b.t.Fatalf("/metrics: %v", err)
+	}
+	return s
+}
+
+// readMetrics reads the Prometheus text format.
+func readMetrics(body string) (samples, error) {
 	s := make(samples)
 	for line := range strings.Lines(body) {
 		line = strings.TrimSpace(line)
@@ -25,11 +35,11 @@ func (b *bridge) metrics() samples {
 		}
 		value, err := strconv.ParseFloat(line[i+1:], 64)
 		if err != nil {
-			b.t.Fatalf("/metrics: %q: %v", line, err)
+			return nil, fmt.Errorf("%q: %w", line, err)
 		}
 		s[line[:i]] = value
 	}
-	return s
+	return s, nil
 }
 
 // sum adds the series of a metric that have all the labels, each written

@@ -209,7 +209,9 @@ func TestForgottenSessionIsSubscribedAgain(t *testing.T) {
 	if len(r.Lost) > 0 || r.Duplicates > 0 {
 		t.Errorf("got %v", r)
 	}
-	if lines := b.logged("level=WARN", "session"); len(lines) < bounces {
+	b.expectCounter(bounces, "mqtt_session_resume_lost")
+	b.expectCounter(0, "session_rebuilds")
+	if lines := b.logged("level=WARN", `msg="broker no longer had the session`); len(lines) != bounces {
 		t.Errorf("%d warnings that the session is gone, want %d:\n%s", len(lines), bounces, b.Stderr())
 	}
 	b.conserved()

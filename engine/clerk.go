@@ -101,7 +101,7 @@ func (r *route) countAttempt(ref uint32) {
 	if !r.reclaim(ref) {
 		return
 	}
-	r.storeFault("replay ledger", err)
+	r.storeFault("replay ledger", r.ledger, err)
 	if err == nil {
 		l.charged = true
 		if n >= r.spec.Policy.MaxReplayAttempts {
@@ -144,7 +144,7 @@ func (r *route) bury(ref uint32, c gobridge.Category) {
 	if !r.reclaim(ref) {
 		return
 	}
-	r.storeFault("dead-letter queue", err)
+	r.storeFault("dead-letter queue", r.dlq, err)
 	full := errors.Is(err, gobridge.ErrFull)
 	if err != nil && !full {
 		r.m.dlqFailures.Inc()
@@ -178,11 +178,11 @@ func (r *route) lose(ref uint32, err error) {
 }
 
 // storeFault keeps and logs the change of a store's state. Called with mu held.
-func (r *route) storeFault(store string, err error) {
+func (r *route) storeFault(store string, s interface{ Err() error }, err error) {
 	was := r.storeErr
 	r.storeErr = ""
 	if err != nil {
-		r.storeErr = store + ": " + err.Error()
+		r.storeErr, r.failing = store+": "+err.Error(), s
 	}
 	switch {
 	case err != nil && was == "":
@@ -190,6 +190,23 @@ func (r *route) storeFault(store string, err error) {
 	case err == nil && was != "":
 		r.log.Info("store works again", "route_id", r.id, "store", store)
 	}
+}
+
+// storeReason says why the messages that need a store cannot go on, "" when they can. A
+// fault ends with the next write that succeeds. Where nothing of the route waits to be
+// written, there may be none for long: the store itself says when it works again.
+// Called with mu held.
+func (r *route) storeReason() string {
+	if r.storeErr == "" || r.failing.Err() != nil {
+		return r.storeErr
+	}
+	for i := range r.legs {
+		if l := &r.legs[i]; l.state == legClerk || l.state == legWaiting && l.verdict != "" {
+			return r.storeErr
+		}
+	}
+	r.storeErr = ""
+	return ""
 }
 
 // letter builds the evidence. Called with mu held.

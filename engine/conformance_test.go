@@ -74,6 +74,11 @@ func TestLossOfQoS0IsCountedOnceAndFreesTheSlot(t *testing.T) {
 				if reasons := b.engine.Ready(gobridge.LevelFull); len(reasons) == 0 || !strings.Contains(reasons[0].Reason, errStore.Error()) {
 					t.Errorf("reasons %v, want the error of the failed write", reasons)
 				}
+				// Nothing waits to be written: only the store can tell that it works again.
+				b.dlq.fail(nil)
+				if reasons := b.engine.Ready(gobridge.LevelFull); len(reasons) > 0 {
+					t.Errorf("reasons %v after the store works again", reasons)
+				}
 			})
 		})
 	}

@@ -312,7 +312,7 @@ func (e *Engine) buildRoute(spec *gobridge.RouteSpec, slots map[string]*slot) er
 				}
 			}
 			sl.env.Quiesce = func(ctx context.Context) error { return p.quiesce(ctx, metric.ReturnRecovering) }
-			sl.env.DeadLetters = e.dlq != nil || spec.Policy.OnPermanentFailure == gobridge.ActionDrop
+			sl.env.DeadLetters = e.dlq != nil
 		}
 	}
 	for _, r := range p.routes {

@@ -64,6 +64,15 @@ func (q *faultyDLQ) Put(ctx context.Context, d *gobridge.DeadLetter) (bool, erro
 	return q.DLQ.Put(ctx, d)
 }
 
+func (q *faultyDLQ) Err() error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if errors.Is(q.err, gobridge.ErrFull) {
+		return nil // bounds are no failure
+	}
+	return q.err
+}
+
 func (q *faultyDLQ) all() []*gobridge.DeadLetter {
 	return collect(q.List(context.Background(), gobridge.DLQFilter{}))
 }

@@ -165,9 +165,9 @@ func (r *route) health(now time.Time) (inFlight int, oldest time.Duration, lastE
 			reasons = append(reasons, fmt.Sprintf("binding %s: %d messages held: %s", b.id, len(b.held), b.lastErr))
 		}
 	}
-	if r.storeErr != "" {
-		lastErr = r.storeErr
-		reasons = append(reasons, r.storeErr)
+	if why := r.storeReason(); why != "" {
+		lastErr = why
+		reasons = append(reasons, why)
 	}
 	if stuck > 2*r.spec.Policy.SendTimeout {
 		reasons = append(reasons, fmt.Sprintf("stalled: the oldest delivery has been worked on for %s", stuck.Round(time.Second)))

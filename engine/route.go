@@ -94,8 +94,9 @@ type route struct {
 	heldQoS0  int
 	jobs      []uint32 // legs for the clerk
 	clerkBusy bool
-	nextWake  time.Time // what the keeper waits for
-	storeErr  string    // why the dead-letter queue or ledger holds messages
+	nextWake  time.Time                // what the keeper waits for
+	storeErr  string                   // why the dead-letter queue or ledger holds messages, see storeReason
+	failing   interface{ Err() error } // the store of storeErr
 	forget    []gobridge.LedgerKey
 	arrivals  []*redrive // confirmed; their entries are to be deleted
 }

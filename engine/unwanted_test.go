@@ -73,6 +73,19 @@ func TestAnUnwantedMessageIsDroppedWhereThePolicySaysSo(t *testing.T) {
 	}
 }
 
+// A policy that drops is no permission: without a queue no other one is accepted.
+func TestWithoutADeadLetterQueueTheTransportIsTold(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		s := spec(func(r *gobridge.RouteSpec) {
+			r.Policy = gobridge.PolicySpec{OnPermanentFailure: gobridge.ActionDrop, OnExpired: gobridge.ActionDrop}
+		})
+		s.Stores.DLQ.Type = gobridge.StoreNone
+		if b := start(t, s); b.env.DeadLetters {
+			t.Error("the transport is told that there are dead letters")
+		}
+	})
+}
+
 func TestAnUnwantedMessageWhoseDeadLetterFailsComesAgain(t *testing.T) {
 	for _, mode := range bothModes {
 		t.Run(mode, func(t *testing.T) {

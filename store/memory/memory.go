@@ -168,6 +168,9 @@ func (q *DLQ) Depth(context.Context) (int, error) {
 	return len(q.order), nil
 }
 
+// Err is nil: memory always takes writes.
+func (q *DLQ) Err() error { return nil }
+
 // Close does nothing.
 func (q *DLQ) Close() error { return nil }
 
@@ -245,6 +248,9 @@ func (l *Ledger) Len(context.Context) (int, error) {
 	defer l.mu.Unlock()
 	return l.order.Len(), nil
 }
+
+// Err is nil: memory always takes writes.
+func (l *Ledger) Err() error { return nil }
 
 // Close does nothing.
 func (l *Ledger) Close() error { return nil }
