@@ -20,6 +20,7 @@ type FakeConn struct {
 	reader        *bufio.Reader
 	out           *sendQueue
 	withholdPings atomic.Bool
+	withholdClose atomic.Bool
 
 	mu      sync.Mutex
 	waiting []*packets.ControlPacket // received and not yet expected
@@ -52,7 +53,8 @@ func (c *FakeConn) read() (*packets.ControlPacket, error) {
 	}
 }
 
-// readAll queues packets for the Expect methods until the connection ends.
+// readAll queues packets for the Expect methods until the connection ends. It closes
+// after a DISCONNECT, as a server must [MQTT-3.14.4-3].
 func (c *FakeConn) readAll() {
 	defer c.out.close()
 	for {
@@ -70,6 +72,9 @@ func (c *FakeConn) readAll() {
 		}
 		if err != nil {
 			return
+		}
+		if p.Type == packets.DISCONNECT && !c.withholdClose.Load() {
+			c.Close()
 		}
 	}
 }
@@ -205,6 +210,9 @@ func (c *FakeConn) SendRaw(b []byte) { _ = c.out.put(rawPacket(b)) }
 
 // WithholdPings leaves PINGREQ unanswered while on.
 func (c *FakeConn) WithholdPings(on bool) { c.withholdPings.Store(on) }
+
+// WithholdClose leaves the connection open after a DISCONNECT while on.
+func (c *FakeConn) WithholdClose(on bool) { c.withholdClose.Store(on) }
 
 // Disconnect sends DISCONNECT with a reason code and closes the connection.
 func (c *FakeConn) Disconnect(reason byte) {
