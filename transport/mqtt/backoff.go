@@ -43,9 +43,10 @@ func newBackoff(base, longest time.Duration) *backoff {
 }
 
 // wait blocks until the next attempt is due, wake ends the wait, or stop is closed,
-// which it reports.
+// which it reports. What is left of the wait is then that of the next instance.
 func (b *backoff) wait(stop <-chan struct{}) (stopped bool) {
-	timer := time.NewTimer(b.next())
+	due := time.Now().Add(b.next())
+	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -54,6 +55,9 @@ func (b *backoff) wait(stop <-chan struct{}) (stopped bool) {
 		b.atOnce, b.skipped, b.floor = false, false, 0
 		b.mu.Unlock()
 	case <-stop:
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.floor = max(b.floor, time.Until(due))
 		return true
 	}
 	return false

@@ -13,6 +13,7 @@ import (
 // mosquitto closes the connection on a control character in a user property. The
 // message must not cost every further connection: it is refused, the others go on.
 func TestMessageThatTheBrokerClosesOnIsRefusedOnMosquitto(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{gobridge.ModePersistent, gobridge.ModeEphemeral} {
 		t.Run(mode, func(t *testing.T) {
 			broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})

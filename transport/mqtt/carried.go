@@ -19,17 +19,32 @@ type carried struct {
 	// distance. recycles counts the reconnects that recoveries began.
 	recoveredAt time.Time
 	recycles    int
-	// connected: an instance has had the session, so a connect that does not find it has
-	// lost it. void: the session in the broker, if there is one, has none of the
-	// subscriptions that the managed history knows of, because the broker lost the one
-	// that had them; the loss has been reported.
-	connected, void bool
-	wished          wish
-	permanent       string // the cause for which the session itself closed its connection
+	holding     holding
+	// void: the managed history knows of subscriptions that the broker has lost.
+	void      bool
+	wished    wish
+	permanent string // the cause for which the session itself closed its connection
 	// downgrades are the filters that were granted at less, each the last time that it
 	// was asked for.
 	downgrades map[string]downgrade
 }
+
+// holding is what a broker has of a session, as far as the process knows: it can only
+// lose what it has.
+type holding uint8
+
+const (
+	// holdingUnknown: no instance has connected.
+	holdingUnknown holding = iota
+	// holdingAsk: the first connect found nothing. Whether there should have been
+	// something is the managed history's to say.
+	holdingAsk
+	// holdingNothing: a session without subscriptions at most. What there was is lost,
+	// and that was reported; or it was thrown away on purpose.
+	holdingNothing
+	// holdingSession: a session with the subscriptions that it should have, or some.
+	holdingSession
+)
 
 // downgrade is one answer of a broker, and how often it was given in a row.
 type downgrade struct {
@@ -87,13 +102,40 @@ func (c *carried) recycleCount() int {
 	return c.recycles
 }
 
-// connect takes note of a connection and reports whether there was one before, of any
-// instance.
-func (c *carried) connect() (before bool) {
+// connack takes note of a connection and reports whether the broker has lost the
+// session. A loss is reported once, whichever instance finds it.
+func (c *carried) connack(present bool) (lost bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	before, c.connected = c.connected, true
-	return before
+	switch {
+	case c.holding == holdingSession && !present:
+		c.holding = holdingNothing
+		return true
+	case c.holding == holdingUnknown && present:
+		c.holding = holdingSession
+	case c.holding == holdingUnknown:
+		c.holding = holdingAsk
+	}
+	return false
+}
+
+// lossInHistory is connack for a session that may have been lost before the process
+// began: there was one if the history has filters of it.
+func (c *carried) lossInHistory(had bool) (lost bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.holding != holdingAsk {
+		return false
+	}
+	c.holding = holdingNothing
+	return had
+}
+
+// holds takes note of what the broker has.
+func (c *carried) holds(h holding) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.holding = h
 }
 
 func (c *carried) isVoid() bool {

@@ -236,7 +236,7 @@ func TestTimesOfARecoveryFollowFromOtherSettings(t *testing.T) {
 	r := startSession(t, testUse("tcp://127.0.0.1:1", gobridge.ModePersistent, topics(1, "in/#"), func(s *SessionSettings, _ *SenderSettings) {
 		s.ConnectTimeout, s.ReconcileTimeout, s.UnmatchedGrace = 3*time.Second, 5*time.Second, new(7*time.Second)
 	}))
-	if got, want := r.recoveryBound(), (2*3+6*5+2*7)*time.Second; got != want {
+	if got, want := r.bound, (2*3+6*5+2*7)*time.Second; got != want {
 		t.Errorf("recovery bound %s, want %s", got, want)
 	}
 	if r.spacing != 30*time.Second {

@@ -13,6 +13,7 @@ import (
 
 // Covers: S1-110
 func TestTransportConformsOnMosquitto(t *testing.T) {
+	t.Parallel()
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	bridgetest.RunTransport(t, harness(t, broker.URL(), broker.Addr()))
 }

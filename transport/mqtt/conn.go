@@ -366,8 +366,12 @@ func (c *guardConn) fail(frame []byte, err error) error {
 
 func (c *guardConn) refuse(reason byte, err error) {
 	c.logger.Error("server broke the protocol, closing", "err", err)
-	c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, reason) })
-	c.flush()
+	c.disconnect(disconnectFor(reason))
+}
+
+// disconnectFor appends a DISCONNECT with the reason, for guardConn.disconnect.
+func disconnectFor(reason byte) func([]byte) []byte {
+	return func(dst []byte) []byte { return wire.AppendDisconnect(dst, reason) }
 }
 
 // paused reports whether the reader waits for resume: a silence of the

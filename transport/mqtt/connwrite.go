@@ -27,6 +27,7 @@ type outStream struct {
 	written  uint64 // bytes since the start
 	busy     bool   // taken has an owner
 	handed   bool   // and it is the writer goroutine
+	last     bool   // a DISCONNECT has been appended
 	stopped  bool
 	err      error // the first failed write
 
@@ -51,12 +52,29 @@ func (c *guardConn) append(f func(dst []byte) []byte) uint64 {
 	o := &c.out
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !o.stopped && o.err == nil {
-		before := len(o.buf)
-		o.buf = f(o.buf)
-		o.appended += uint64(len(o.buf) - before)
-	}
+	o.add(f)
 	return o.appended
+}
+
+// add is append with the lock held.
+func (o *outStream) add(f func(dst []byte) []byte) {
+	if o.last || o.stopped || o.err != nil {
+		return
+	}
+	before := len(o.buf)
+	o.buf = f(o.buf)
+	o.appended += uint64(len(o.buf) - before)
+}
+
+// disconnect sends what is buffered and, as the last packet, the DISCONNECT that f
+// appends: nothing may follow it [MQTT-3.14.4-2], so everything later is left out,
+// another DISCONNECT too.
+func (c *guardConn) disconnect(f func(dst []byte) []byte) {
+	c.out.mu.Lock()
+	c.out.add(f)
+	c.out.last = true
+	c.out.mu.Unlock()
+	c.flush()
 }
 
 // offset is the number of bytes appended so far.
@@ -212,7 +230,7 @@ func (c *guardConn) Write(p []byte) (int, error) {
 	if o.err != nil {
 		return 0, o.err
 	}
-	if o.stopped {
+	if o.stopped || o.last {
 		return 0, net.ErrClosed
 	}
 	o.buf = append(o.buf, p...)

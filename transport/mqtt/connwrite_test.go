@@ -82,6 +82,7 @@ func TestGuardConnKeepsBytesInOrderUnderMixedWriters(t *testing.T) {
 }
 
 func TestGuardConnFlushNeverBlocks(t *testing.T) {
+	t.Parallel()
 	for kind, pair := range pairs {
 		t.Run(kind, func(t *testing.T) {
 			near, far := pair(t)
@@ -151,6 +152,7 @@ func TestGuardConnCloseDoesNotWaitForAPeerThatDoesNotRead(t *testing.T) {
 }
 
 func TestGuardConnFailedWriteEndsTheReading(t *testing.T) {
+	t.Parallel()
 	near, far := net.Pipe()
 	broken := &brokenWrites{Conn: near, err: errors.New("no route")}
 	r := newRecorder()

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/eclipse/paho.golang/autopaho"
-
 	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/transport/mqtt/wire"
 )
@@ -61,7 +59,9 @@ func (s *session) Drain(ctx context.Context) error {
 // unsubscribeAll removes every subscription. After an error the session goes back to
 // those that are wanted.
 func (s *session) unsubscribeAll(ctx context.Context) (err error) {
-	link, cm, _, err := s.connection()
+	s.mu.Lock()
+	link, cm, err := s.linkCtx, s.cm, s.reachable()
+	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -144,7 +144,8 @@ func (s *session) End(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	s.forgetGrants()
-	s.ownLoss, s.void = true, true
+	s.void = true
+	s.carried.holds(holdingNothing)
 	s.mu.Unlock()
 	s.log.Info("session was removed from the broker")
 	if s.managed == nil {
@@ -160,42 +161,46 @@ func (s *session) End(ctx context.Context) error {
 // the broker removes the session (MQTT v5, 3.14.2.2.2). The broker's close is its
 // answer.
 func (s *session) endInBroker(ctx context.Context) error {
-	_, _, c, err := s.connection()
-	if err != nil {
+	s.mu.Lock()
+	c, link := s.link, s.linkCtx
+	if err := s.reachable(); err != nil {
+		s.mu.Unlock()
 		return err
 	}
 	s.carried.setWish(wishEnded)
-	s.mu.Lock()
 	s.deliberate = true
+	s.in.lost(c.guardConn)
+	s.forgo()
 	s.mu.Unlock()
 	c.fail(errors.New("the session was ended"))
-	s.signOff(c.guardConn, wire.AppendDisconnectEnding(nil))
-	s.in.withdraw()
+	s.out.lost(c.guardConn)
+	c.disconnect(wire.AppendDisconnectEnding)
 	defer func() { _ = c.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, closeWait)
 	defer cancel()
 	select {
-	case <-c.closed():
+	case <-link.Done():
 		return nil
 	case <-ctx.Done():
 		return errors.New("the broker did not close the connection: whether it has removed the session is not known; retry the session, then end it again")
 	}
 }
 
-// connection returns the live connection, or says why there is none.
-func (s *session) connection() (context.Context, *autopaho.ConnectionManager, *linkConn, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// reachable says why there is no connection to make requests on. Called with mu held.
+func (s *session) reachable() error {
+	if err := s.recovery.failure(); err != nil {
+		return err
+	}
 	switch {
 	case s.closing:
-		return nil, nil, nil, gobridge.ErrClosed
+		return gobridge.ErrClosed
 	case s.link != nil && s.cm != nil && !s.deliberate:
-		return s.linkCtx, s.cm, s.link, nil
+		return nil
 	}
 	why := "a connection is being made"
 	if s.link == nil {
 		_, _, reasons := s.verdict(inboundHealth{})
 		why = reasons[0]
 	}
-	return nil, nil, nil, fmt.Errorf("%w, and only its broker can do this: %s", gobridge.ErrNotConnected, why)
+	return fmt.Errorf("%w, and only its broker can do this: %s", gobridge.ErrNotConnected, why)
 }

@@ -33,6 +33,7 @@ func returns(t *testing.T, done <-chan error) error {
 }
 
 func TestDrainRemovesEverySubscriptionAndWaitsForTheQueue(t *testing.T) {
+	t.Parallel()
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	r, c := nextProcess(t, fb, h, topics(1, "in/a", "in/b"), nil)
 	c.Grant(c.ExpectSubscribe())
@@ -185,10 +186,12 @@ func TestEndedSessionStopsInGoodOrder(t *testing.T) {
 }
 
 func TestEndWithoutTheBrokersCloseIsNotConfirmed(t *testing.T) {
+	t.Parallel()
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	r, c := nextProcess(t, fb, h, topics(1, "in/a"), nil)
 	c.Grant(c.ExpectSubscribe())
 	r.awaitReady(t)
+	c.WithholdClose(true)
 	done, _ := inBackground(r.End)
 	c.ExpectDisconnect()
 	if err := returns(t, done); err == nil || !strings.Contains(err.Error(), "whether it has removed the session is not known") {

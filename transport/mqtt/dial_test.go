@@ -311,6 +311,7 @@ func TestDialCarriesAGuardConnOverWebsocketAndTLS(t *testing.T) {
 }
 
 func TestGuardConnCloseDoesNotWaitForATLSPeerThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	a := newAuthority(t, "ca")
 	cfg, err := buildTLS(&TLSSettings{CACertFile: a.file}, gobridge.Credential{})
 	if err != nil {

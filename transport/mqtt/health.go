@@ -29,7 +29,6 @@ type status struct {
 	refused   string // why the broker will not accept the CONNECT
 	reload    bool   // the history may have been changed by a person
 	discard   bool   // the next CONNECT is a Clean Start, and so on until the history is reset
-	ownLoss   bool   // the session is not in the broker because it was ended
 	cm        *autopaho.ConnectionManager
 	// subscribing: a SUBSCRIBE is under way. converged: every wanted filter is
 	// granted, on this connection, and nothing is subscribed to besides. unmanaged: the
@@ -38,11 +37,9 @@ type status struct {
 	converged   bool
 	unmanaged   string
 	filters     []subscription
-	// With a managed subscription history. void: the broker lost the session, and the
-	// history does not say so yet. lossOpen: the first connect found no session, and
-	// whether there should have been one is the history's to say.
-	void     bool
-	lossOpen bool
+	// void, with a managed subscription history: the broker lost the session, and the
+	// history does not say so yet.
+	void bool
 }
 
 // Health is part of gobridge.Session.

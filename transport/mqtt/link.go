@@ -202,10 +202,7 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s.mu.Lock()
-	known := s.carried.connect()
-	// The loss of what was void at the start has been reported.
-	resumeLost := s.durable && !ca.SessionPresent && (s.connects > 0 || known && !s.void) && !s.discard && !s.ownLoss
-	s.ownLoss = s.ownLoss && ca.SessionPresent
+	resumeLost := s.carried.connack(ca.SessionPresent) && s.durable
 	s.connects++
 	reconnect := s.connects > 1
 	s.link, s.linkCtx, s.linkEnd = c, ctx, cancel
@@ -217,7 +214,6 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.void = true
 	}
 	s.forgetShares()
-	s.lossOpen = s.lossOpen && !resumeLost || !known && !ca.SessionPresent
 	s.recovery.connack(s.connects, ca.SessionPresent)
 	s.mu.Unlock()
 	s.failures.forget()
@@ -291,12 +287,12 @@ func limitsOf(ca *packets.Connack) serverLimits {
 func (s *session) established(cm *autopaho.ConnectionManager, ca *paho.Connack) {
 	s.mu.Lock()
 	s.cm = cm
-	ctx, epoch := s.linkCtx, s.connects
+	c := connection{s.linkCtx, cm, ca, s.connects}
 	s.mu.Unlock()
-	if s.recovery.adopt(connection{ctx, cm, ca, epoch}) {
+	if s.recovery.adopt(c) {
 		return
 	}
-	s.tasks.Go(func() { s.reconcile(ctx, cm, ca) })
+	s.tasks.Go(func() { s.reconcile(c) })
 }
 
 // mayReconnect is called by the library when a connection has gone.
@@ -385,8 +381,7 @@ func lossCause(c *linkConn, d *packets.Disconnect) error {
 func (s *session) refuse(c *guardConn, err error) {
 	s.log.Error("server broke the protocol, closing", "error", err)
 	if malformed, ok := errors.AsType[*wire.MalformedError](err); ok {
-		c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, malformed.Reason) })
-		c.flush()
+		c.disconnect(disconnectFor(malformed.Reason))
 	}
 	s.mu.Lock()
 	if s.link != nil && s.link.guardConn == c {

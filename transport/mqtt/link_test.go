@@ -82,6 +82,7 @@ func TestStopWritesAcknowledgementsThenDisconnects(t *testing.T) {
 	c.Send(publish(1, 1, "a"), publish(2, 1, "b"))
 	got := to.wait(t, 2)
 	got[0].Ack() // not flushed
+	c.WithholdClose(true)
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); r.stop() }()
 	expectPuback(t, c, 1)
@@ -109,6 +110,7 @@ func TestStopWritesAcknowledgementsThenDisconnects(t *testing.T) {
 func TestStopDoesNotWaitForABrokerThatHangs(t *testing.T) {
 	t.Parallel()
 	r, _, c := receiving(t, gobridge.ModePersistent)
+	c.WithholdClose(true)
 	began := time.Now()
 	r.stop()
 	if took := time.Since(began); took < closeWait || took > closeWait+3*time.Second {
@@ -322,11 +324,7 @@ func TestServerKeepAliveIsHonoured(t *testing.T) {
 	t.Parallel()
 	_, _, c := sendOnly(t, gobridge.ModePersistent, &packets.Connack{Properties: &packets.Properties{ServerKeepAlive: new(uint16(1))}}, keepAlive(60))
 	c.WithholdPings(true)
-	began := time.Now()
-	c.ExpectClosed()
-	if took := time.Since(began); took > 3*time.Second {
-		t.Errorf("given up after %s, want 1.5 s", took)
-	}
+	c.ExpectClosed() // within 10 s; by the session's own keep-alive it would take 90
 }
 
 func TestLowerSessionExpiryIsWarnedAboutOnce(t *testing.T) {
@@ -356,6 +354,7 @@ func TestStartAndStopLeaveNothing(t *testing.T) {
 
 // The same session over each kind of connection, both ways, through a reconnect.
 func TestMessagesPassOverEveryScheme(t *testing.T) {
+	t.Parallel()
 	certs := bridgetest.NewCerts(t)
 	plain := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Websocket: true})
 	secure := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{TLS: certs, RequireClientCert: true, Websocket: true})

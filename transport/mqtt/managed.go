@@ -236,10 +236,9 @@ func (s *session) recall(ctx context.Context) (goOn bool, err error) {
 	have, removed := m.filters()
 	discard := m.has(discardNote)
 	s.mu.Lock()
-	void, lost := s.void, s.lossOpen && len(have) > 0 && !discard
-	s.lossOpen = false
+	void := s.void
 	s.mu.Unlock()
-	if lost {
+	if s.carried.lossInHistory(len(have) > 0 && !discard) {
 		s.reportResumeLost()
 	}
 	stale := m.stale(s.filters)
@@ -288,9 +287,12 @@ func (s *session) closeHistory() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), closeWait)
 	defer cancel()
-	err := s.managed.load(ctx)
+	err := s.gate.acquire(ctx)
 	if err == nil {
-		err = s.startOver(ctx)
+		defer s.gate.release()
+		if err = s.managed.load(ctx); err == nil {
+			err = s.startOver(ctx)
+		}
 	}
 	if err != nil {
 		s.log.Warn("what the history says of the session is not true any more, and it cannot be changed", "err", err)

@@ -83,6 +83,7 @@ func TestRestartedProcessReplaysNothingOnMosquitto(t *testing.T) {
 
 // A config narrows in/# to in/a/#: in/b does not arrive any more.
 func TestNarrowedFilterOnMosquitto(t *testing.T) {
+	t.Parallel()
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	client := bridgetest.MustConnect(t, bridgetest.ClientConfig{Addr: broker.Addr(), ClientID: "publisher"})
 	h := newFakeHistory()
@@ -112,6 +113,7 @@ func TestNarrowedFilterOnMosquitto(t *testing.T) {
 //
 // Covers: S1-302, S1-531, G02
 func TestBrokerThatForgotWhileTheBridgeWasDownOnMosquitto(t *testing.T) {
+	t.Parallel()
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Volatile: true})
 	h := newFakeHistory()
 	start := func() *running {
@@ -134,6 +136,7 @@ func TestBrokerThatForgotWhileTheBridgeWasDownOnMosquitto(t *testing.T) {
 // Processes end with their link cut at ever later moments of the subscribing:
 // whatever got through, the next one that becomes ready receives everything.
 func TestProcessThatDiesWhileSubscribingOnMosquitto(t *testing.T) {
+	t.Parallel()
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	h := newFakeHistory()
 	wanted := topics(1, "in/a", "in/b", "in/c", "in/d", "in/e", "in/f", "in/g", "in/h", "in/i", "in/j")
@@ -160,6 +163,7 @@ func TestProcessThatDiesWhileSubscribingOnMosquitto(t *testing.T) {
 // A filter leaves the config with messages in the broker's queue: exactly its own come
 // as unwanted, everything else as ever, and nothing is lost.
 func TestRemovedFiltersWithAQueueOnMosquitto(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, topic, filter string
 		more                []string
@@ -243,6 +247,7 @@ func byNumber(a, b *gobridge.Delivery) int {
 // The history is lost and the broker has a session with a queue: seeding keeps it,
 // discarding loses it.
 func TestUnknownBaselineOnMosquitto(t *testing.T) {
+	t.Parallel()
 	for _, discard := range []bool{false, true} {
 		t.Run(fmt.Sprintf("discard=%t", discard), func(t *testing.T) {
 			broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
@@ -279,6 +284,7 @@ func TestUnknownBaselineOnMosquitto(t *testing.T) {
 
 // A drained session stays in the broker without subscriptions, an ended one goes.
 func TestDrainAndEndOnMosquitto(t *testing.T) {
+	t.Parallel()
 	const n = 100
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{LogPublishes: true})
 	client := bridgetest.MustConnect(t, bridgetest.ClientConfig{Addr: broker.Addr(), ClientID: "publisher"})

@@ -97,6 +97,17 @@ func (h *fakeHistory) write(op string, entries []string, do func()) error {
 	return nil
 }
 
+// erase removes the baseline; put is a seed.
+func (h *fakeHistory) erase() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.entries)
+}
+
+func (h *fakeHistory) put(entries ...string) {
+	_ = h.Remember(context.Background(), testKey, entries...)
+}
+
 // fail makes operations fail, all of them without names; repair ends it.
 func (h *fakeHistory) fail(ops ...string) {
 	h.mu.Lock()
@@ -389,6 +400,7 @@ func awaitStoreFault(t *testing.T, r *running) {
 // Nothing is subscribed to that is not remembered, and nothing is dispatched before
 // it is known what the broker has; the store is tried again.
 func TestFailingHistoryHoldsTheSessionBack(t *testing.T) {
+	t.Parallel()
 	t.Run("unreadable, session resumed", func(t *testing.T) {
 		fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 		subscribedOnce(t, fb, h, topics(1, "in/a"))

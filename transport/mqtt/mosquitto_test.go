@@ -93,6 +93,7 @@ func (f *forwarder) Flush() {
 //
 // Covers: S1-612
 func TestBacklogPastTheWindowOnMosquitto(t *testing.T) {
+	t.Parallel()
 	const n = 6000
 	broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	use := func() *gobridge.SessionUse {
@@ -150,6 +151,7 @@ func TestBacklogPastTheWindowOnMosquitto(t *testing.T) {
 //
 // Covers: S1-301, G01
 func TestCutLinksLoseNothing(t *testing.T) {
+	t.Parallel()
 	for _, qos := range []byte{1, 2} {
 		t.Run(fmt.Sprintf("QoS %d", qos), func(t *testing.T) {
 			const n = 3000
@@ -193,6 +195,7 @@ func TestCutLinksLoseNothing(t *testing.T) {
 //
 // Covers: S1-301, G01
 func TestDestinationRestartWithoutStateLosesNothing(t *testing.T) {
+	t.Parallel()
 	const n = 2000
 	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
 	destination := bridgetest.NewFakeBroker(t)

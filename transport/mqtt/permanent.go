@@ -1,7 +1,6 @@
 package mqtt
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -54,11 +53,11 @@ func downgradedForGood(f *subscription) error {
 	}}
 }
 
-// standStill ends the connection of link if err says so.
-func (s *session) standStill(link context.Context, err error) {
+// standStill ends the connection number epoch if err says so.
+func (s *session) standStill(epoch int, err error) {
 	s.mu.Lock()
 	c := s.link
-	if s.linkCtx != link {
+	if s.connects != epoch {
 		c = nil
 	}
 	s.mu.Unlock()
@@ -68,8 +67,10 @@ func (s *session) standStill(link context.Context, err error) {
 	if errors.Is(err, errDiscard) {
 		s.log.Warn("reconnecting", "why", err)
 		s.depart(c.guardConn, err, func() {
+			s.forgo()
 			s.backoff.skip()
 			s.discard = true
+			s.carried.holds(holdingNothing)
 		})
 		return
 	}
@@ -82,38 +83,40 @@ func (s *session) standStill(link context.Context, err error) {
 func (s *session) failClosed(c *guardConn, cause *permanentCause) {
 	s.log.Error("session stands still until a person changes something, or for the longest wait", "err", cause)
 	s.depart(c, cause, func() {
+		s.forgo()
 		s.backoff.refused()
 		s.lastError = cause.Error()
 		s.carried.setCause(cause.Error())
 	})
 }
 
-// depart ends the connection c, and forgets what was withheld from the route on it.
-// note is called with mu held. Safe from any goroutine, that of the reader included,
-// which must not close the connection itself.
+// forgo gives up what the connection that was just taken from inbound still owed to
+// the route: messages withheld from it, and a recovery that waits for its turn, because
+// the end of the connection does the same, or the messages are thrown away. Called with
+// mu held.
+func (s *session) forgo() {
+	s.in.withdraw()
+	s.recovery.event(recoverForgo, 0, nil)
+}
+
+// depart ends the connection c on purpose, unless that has begun. Nothing more of it
+// is taken from when note is called, with mu held. Safe from any goroutine, that of
+// the reader included, which must not close the connection itself.
 func (s *session) depart(c *guardConn, cause error, note func()) {
 	s.mu.Lock()
 	l := s.link
-	if l == nil || l.guardConn != c || s.closing {
+	if l == nil || l.guardConn != c || s.deliberate || s.closing {
 		s.mu.Unlock()
 		return
 	}
 	s.deliberate = true
+	s.in.lost(c)
 	note()
 	s.linkEnd(cause)
 	s.mu.Unlock()
 	l.fail(cause)
-	s.signOff(c, wire.AppendDisconnect(nil, wire.ReasonSuccess))
-	s.in.withdraw()
+	s.out.lost(c)
+	c.disconnect(disconnectFor(wire.ReasonSuccess))
 	c.resume()
 	_ = c.SetReadDeadline(time.Unix(1, 0)) // the next read fails and tells the library
-}
-
-// signOff says good-bye on c. Nothing may follow the DISCONNECT [MQTT-3.14.4-2], and
-// nothing that still comes is taken.
-func (s *session) signOff(c *guardConn, disconnect []byte) {
-	s.in.lost(c)
-	s.out.lost(c)
-	c.append(func(dst []byte) []byte { return append(dst, disconnect...) })
-	c.flush()
 }

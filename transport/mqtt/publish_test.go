@@ -313,6 +313,7 @@ func TestUnfitAddressIsRejected(t *testing.T) {
 // else; when it times out again on the fresh connection, it is the message's own
 // failure (B3).
 func TestSecondTimeoutOfAPublishIsCharged(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{gobridge.ModePersistent, gobridge.ModeEphemeral} {
 		t.Run(mode, func(t *testing.T) {
 			r, fb, c := sendOnly(t, mode, nil, func(_ *SessionSettings, s *SenderSettings) { s.Timeout = 100 * time.Millisecond })
@@ -468,6 +469,7 @@ func TestLargeBacklogIsSentAgainInOrder(t *testing.T) {
 // QoS 0 is done when its bytes have left: what has not when the link is cut is
 // handed back.
 func TestQoS0ThatDidNotLeaveIsHandedBack(t *testing.T) {
+	t.Parallel()
 	const n = 400
 	fb := bridgetest.NewFakeBroker(t)
 	proxy := bridgetest.NewProxy(t, fb.Addr())

@@ -63,13 +63,13 @@ func (s *session) forgetShares() {
 // subscriptions. Without a history the
 // first connect of a process subscribes in any case, because the broker's part may
 // be from another config.
-func (s *session) reconcile(link context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack) {
-	refusals := 0
+func (s *session) reconcile(c connection) {
+	link, refusals := c.ctx, 0
 	for tries := 0; ; tries++ {
 		if s.gate.acquire(link) != nil {
 			return
 		}
-		err := s.converge(link, cm, ca, tries == 0)
+		err := s.converge(link, c, tries == 0)
 		s.gate.release()
 		if err == nil || link.Err() != nil {
 			return
@@ -90,13 +90,19 @@ func (s *session) reconcile(link context.Context, cm *autopaho.ConnectionManager
 	}
 }
 
-// converge tries once. The error says what is not as wanted.
-func (s *session) converge(link context.Context, cm *autopaho.ConnectionManager, ca *paho.Connack, first bool) error {
+// converge tries once, while link lasts, which ends with the connection c. The error
+// says what is not as wanted. Whoever calls it holds the session's gate.
+func (s *session) converge(link context.Context, c connection, first bool) error {
 	ctx, cancel := context.WithTimeout(link, s.set.ReconcileTimeout)
 	defer cancel()
-	refused, fault := s.adjust(ctx, cm, ca, first)
+	refused, fault := s.adjust(ctx, c.cm, c.ca, first)
 	err := errors.Join(refused, fault)
-	s.standStill(link, err)
+	s.mu.Lock()
+	if len(s.filters) == 0 || slices.ContainsFunc(s.filters, func(f subscription) bool { return f.granted }) {
+		s.carried.holds(holdingSession)
+	}
+	s.mu.Unlock()
+	s.standStill(c.epoch, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.subscribing = false
@@ -188,7 +194,8 @@ func (s *session) subscribe(ctx context.Context, cm *autopaho.ConnectionManager,
 	s.mu.Lock()
 	for _, i := range which {
 		f := &s.filters[i]
-		if f.why = unsupported(f, ca); f.why != "" {
+		if why := unsupported(f, ca); why != "" {
+			f.why = why
 			faults = append(faults, fmt.Errorf("subscription %q: %s", f.filter, f.why))
 			continue
 		}

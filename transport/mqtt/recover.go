@@ -126,11 +126,6 @@ func (r *recovery) owes() bool {
 // failure returns the permanent error of a dead instance, nil while it lives.
 func (r *recovery) failure() error { return context.Cause(r.dead) }
 
-// recoveryBound is the hard deadline of one recovery, gate included.
-func (s *session) recoveryBound() time.Duration {
-	return 2*s.set.ConnectTimeout + 6*s.set.ReconcileTimeout + 2*s.in.grace
-}
-
 // recoverUntil is the worker of the recoveries: one attempt after the other until ctx
 // ends or one fails. A failure ends the instance: it closes dead when nothing of the
 // route is left to be settled over the connection.
@@ -171,7 +166,7 @@ func (s *session) awaitSpacing(ctx context.Context) bool {
 
 // attemptRecovery makes one attempt. Everything in it stands under one deadline.
 func (s *session) attemptRecovery(ctx context.Context) {
-	bounded, cancel := context.WithTimeoutCause(ctx, s.recoveryBound(), errRecoveryTime)
+	bounded, cancel := context.WithTimeoutCause(ctx, s.bound, errRecoveryTime)
 	defer cancel()
 	// A death elsewhere ends every wait but that of the settlement barrier, which is
 	// one for all.
@@ -185,7 +180,7 @@ func (s *session) attemptRecovery(ctx context.Context) {
 	}
 	defer s.gate.release()
 	if !s.recovery.event(recoverGate, 0, nil).has(recoveryCount) {
-		return // dead meanwhile
+		return // dead meanwhile, or nothing is wanted any more
 	}
 	defer s.carried.recovered()
 	s.count.recoveryRecycle.Inc()
@@ -264,16 +259,13 @@ func (s *session) leave(ctx context.Context) {
 		return
 	}
 	s.deliberate = true
+	s.in.lost(c.guardConn)
+	s.in.release() // before the next connection, which takes mu
 	s.mu.Unlock()
 	s.backoff.skip()
-	// Nothing may follow the DISCONNECT [MQTT-3.14.4-2], and closing before the broker has
-	// read the acknowledgements could destroy them.
-	c.flush()
 	s.out.lost(c.guardConn)
-	s.in.lost(c.guardConn)
-	s.in.release()
-	c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, wire.ReasonSuccess) })
-	c.flush()
+	c.disconnect(disconnectFor(wire.ReasonSuccess))
+	// Closing before the broker has read the acknowledgements could destroy them.
 	select {
 	case <-c.closed():
 	case <-time.After(closeWait):
@@ -288,7 +280,7 @@ func (s *session) resume(ctx context.Context, c connection) error {
 	link, cancel := context.WithCancelCause(c.ctx)
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
 	defer cancel(nil)
-	if err := s.converge(link, c.cm, c.ca, true); err != nil {
+	if err := s.converge(link, c, true); err != nil {
 		return err
 	}
 	return context.Cause(link) // nil while the connection is there
@@ -297,10 +289,10 @@ func (s *session) resume(ctx context.Context, c connection) error {
 // terminate is what a dead instance still does: it takes nothing more from the broker,
 // and waits for what the route holds unless the attempt has done so.
 func (s *session) terminate(ctx context.Context) {
-	cause := s.recovery.failure()
+	s.log.Warn("session cannot go on", "err", s.recovery.failure())
 	s.in.stop()
 	if s.recovery.owes() {
-		bounded, cancel := context.WithTimeoutCause(ctx, s.recoveryBound(), errRecoveryTime)
+		bounded, cancel := context.WithTimeoutCause(ctx, s.bound, errRecoveryTime)
 		err := s.drain(bounded)
 		cancel()
 		if err != nil && ctx.Err() == nil {
@@ -308,5 +300,4 @@ func (s *session) terminate(ctx context.Context) {
 		}
 		s.recovery.event(recoverDrained, 0, err)
 	}
-	s.log.Error("session cannot go on and is built anew", "err", cause)
 }

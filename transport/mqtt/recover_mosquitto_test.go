@@ -61,6 +61,7 @@ func (s *settling) count() int {
 //
 // Covers: S2-101, S2-106, S2-108
 func TestUnsettledMessagesComeAgainOnMosquitto(t *testing.T) {
+	t.Parallel()
 	const n = 1000
 	var number int
 	first := func(payload string, receipt int) bool {
@@ -108,6 +109,7 @@ func TestUnsettledMessagesComeAgainOnMosquitto(t *testing.T) {
 //
 // Covers: S2-302
 func TestBrokerForgetsWhileARecoveryIsQueuedOnMosquitto(t *testing.T) {
+	t.Parallel()
 	for _, managed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("history=%t", managed), func(t *testing.T) {
 			broker := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Volatile: true})

@@ -105,8 +105,7 @@ func (l *lines) count(with string) int {
 func subscribed(t *testing.T, env gobridge.Env, change ...func(*recovering)) (*recovering, *bridgetest.FakeBroker, *bridgetest.FakeConn) {
 	t.Helper()
 	fb := bridgetest.NewFakeBroker(t)
-	r := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#"), shortRecovery), env, change...)
-	t.Cleanup(fb.CutAll) // the scripted broker does not answer a DISCONNECT
+	r := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#")), env, change...)
 	c := fb.Accept()
 	c.Handshake(nil)
 	c.Grant(c.ExpectSubscribe())
@@ -114,10 +113,8 @@ func subscribed(t *testing.T, env gobridge.Env, change ...func(*recovering)) (*r
 	return r, fb, c
 }
 
-// shortRecovery makes the recovery bound 2.2 s.
-func shortRecovery(s *SessionSettings, _ *SenderSettings) {
-	s.ConnectTimeout, s.ReconnectTimeout, s.ReconcileTimeout = 250*time.Millisecond, 250*time.Millisecond, 250*time.Millisecond
-}
+// impatient makes the recovery bound short.
+func impatient(r *recovering) { r.bound = 300 * time.Millisecond }
 
 // queuedOnly lets recoveries wait long, as right after another one.
 func queuedOnly(r *recovering) {
@@ -144,8 +141,8 @@ func (r *recovering) wantDead(t *testing.T, why string) {
 	case <-time.After(testWait):
 		t.Fatal("the session lives")
 	}
-	if n := r.messages.count("ERROR session cannot go on"); n != 1 {
-		t.Errorf("%d terminal errors logged, want 1", n)
+	if n := r.messages.count("WARN session cannot go on"); n != 1 {
+		t.Errorf("%d terminal warnings logged, want 1", n)
 	}
 	h := r.Health()
 	if h.State != "failed" || h.ServiceLevel != gobridge.LevelNone || !strings.Contains(h.LastError, why) {
@@ -243,6 +240,7 @@ func TestHundredRetriesAreOneRecycle(t *testing.T) {
 
 // Covers: S2-310
 func TestRecoveriesKeepTheirDistanceAcrossInstances(t *testing.T) {
+	t.Parallel()
 	const spacing = 300 * time.Millisecond
 	env := gobridge.Env{Carried: newCarried()}
 	r, fb, c := subscribed(t, env, func(r *recovering) { r.spacing = spacing })
@@ -278,7 +276,7 @@ func TestRecoveriesKeepTheirDistanceAcrossInstances(t *testing.T) {
 	fb.CutAll()
 	r.stop()
 
-	next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#"), shortRecovery), env,
+	next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#")), env,
 		func(r *recovering) { r.spacing = time.Hour })
 	c = fb.Accept()
 	c.Handshake(present())
@@ -412,7 +410,7 @@ func TestSessionLostWhileARecoveryIsQueued(t *testing.T) {
 
 	// The connect of the dead instance has left an empty session at the broker. The
 	// history tells of filters that it does not have.
-	next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#"), shortRecovery), env)
+	next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#")), env)
 	c = fb.Accept()
 	c.Handshake(present())
 	c.Grant(c.ExpectSubscribe())
@@ -428,6 +426,7 @@ func TestSessionLostWhileARecoveryIsQueued(t *testing.T) {
 
 // Whichever instance finds that the broker has lost the session tells it, once.
 func TestLossIsToldOnceAcrossInstances(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name string
 		// first is what the connect that ends the recovery of the first instance finds,
@@ -460,7 +459,7 @@ func TestLossIsToldOnceAcrossInstances(t *testing.T) {
 			r.wantDead(t, "settlement recovery")
 			h.repair()
 
-			next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#"), shortRecovery), env)
+			next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#")), env)
 			c = fb.Accept()
 			c.Handshake(tt.second)
 			c.Grant(c.ExpectSubscribe())
@@ -478,9 +477,11 @@ func TestLossIsToldOnceAcrossInstances(t *testing.T) {
 //
 // Covers: S2-306, S2-307, S2-314, S2-317, S2-319, S2-320, S2-321, S2-322, S2-323, S2-324, S2-327, S2-406, S2-311
 func TestFailedRecovery(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name     string
 		why      string
+		before   func(*recovering) // the start
 		change   func(*recovering)
 		recycles uint64
 		drains   int64
@@ -489,6 +490,7 @@ func TestFailedRecovery(t *testing.T) {
 	}{
 		{
 			name: "the gate is not free in time", why: "queued: not done within the recovery bound", drains: 1,
+			before: impatient,
 			change: func(r *recovering) { _ = r.gate.acquire(context.Background()) },
 			play: func(_ *testing.T, _ *recovering, _ *bridgetest.FakeBroker, c *bridgetest.FakeConn) {
 				leaves(c)
@@ -496,6 +498,7 @@ func TestFailedRecovery(t *testing.T) {
 		},
 		{
 			name: "the route does not get empty", why: "draining: waiting for what the route holds: not done within", recycles: 1, drains: 1,
+			before: impatient,
 			change: holdDrain,
 			play: func(_ *testing.T, _ *recovering, _ *bridgetest.FakeBroker, c *bridgetest.FakeConn) {
 				leaves(c)
@@ -525,6 +528,7 @@ func TestFailedRecovery(t *testing.T) {
 		},
 		{
 			name: "no CONNACK comes", why: "connecting: not done within the recovery bound", recycles: 1, drains: 1,
+			before: impatient,
 			play: func(_ *testing.T, _ *recovering, _ *bridgetest.FakeBroker, c *bridgetest.FakeConn) {
 				leaves(c)
 			},
@@ -554,7 +558,12 @@ func TestFailedRecovery(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			r, fb, c := subscribed(t, gobridge.Env{})
+			t.Parallel()
+			r, fb, c := subscribed(t, gobridge.Env{}, func(r *recovering) {
+				if tt.before != nil {
+					tt.before(r)
+				}
+			})
 			to, _ := r.receive(t)
 			c.Send(publish(1, 1, "a"), publish(2, 1, "b"))
 			got := to.wait(t, 2)
@@ -646,4 +655,180 @@ func TestRetryWithoutAConnection(t *testing.T) {
 	}
 	d.Ack()
 	r.wantValue(t, 1, metric.MQTTAckAfterReconnect)
+}
+
+// A permanent cause that shows in the reconcile of the recovery itself ends the
+// instance, and the next one keeps its distance for it.
+//
+// Covers: S2-321, S2-406
+func TestPermanentCauseWithinARecovery(t *testing.T) {
+	h := newFakeHistory()
+	env := gobridge.Env{Carried: newCarried(), History: h}
+	r, fb, c := subscribed(t, env)
+	to, _ := r.receive(t)
+	c.Send(publish(1, 1, "given back"), publish(2, 1, "settled late"))
+	got := to.wait(t, 2)
+	c.WithholdClose(true)
+	if err := got[0].Retry(0, nil); err != nil {
+		t.Fatalf("Retry: %v", err)
+	}
+	c.ExpectDisconnect()
+	h.erase() // whoever did it: the baseline is unknown from now on
+	r.mu.Lock()
+	r.reload = true
+	r.mu.Unlock()
+	c.Close()
+	c = fb.Accept()
+	c.Handshake(present())
+	c.Send(again(publish(1, 1, "given back")), again(publish(2, 1, "settled late")))
+	got[1].Ack()
+	r.Receiver().Flush()
+	c.ExpectDisconnect() // and no acknowledgement before it
+	c.Close()
+	r.wantDead(t, "resuming")
+	if n := len(to.taken()); n != 2 {
+		t.Errorf("%d dispatched, want the 2 of the first connection", n)
+	}
+	const cause = "managed subscription history does not know"
+	if got := r.carried.cause(); !strings.Contains(got, cause) {
+		t.Errorf("the next instance is told %q, want %q", got, cause)
+	}
+	next := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#")), env)
+	if reasons := next.Health().Reasons; len(reasons) == 0 || !strings.Contains(reasons[0], cause) {
+		t.Errorf("readiness says %q, want %q", reasons, cause)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if n := fb.Connections(); n != 2 {
+		t.Errorf("%d connections, want 2: the next instance waits", n)
+	}
+}
+
+// Whatever ends the connection for good makes a recovery that waits for its turn moot:
+// the next connection brings what was given back, if anything does.
+func TestQueuedRecoveryIsForgone(t *testing.T) {
+	t.Parallel()
+	queued := func(t *testing.T, env gobridge.Env) (*recovering, *bridgetest.FakeBroker, *bridgetest.FakeConn, *route) {
+		t.Helper()
+		r, fb, c := subscribed(t, env, queuedOnly)
+		to, _ := r.receive(t)
+		c.Send(publish(1, 1, "given back"))
+		if err := to.wait(t, 1)[0].Retry(0, nil); err != nil {
+			t.Fatalf("Retry: %v", err)
+		}
+		if phase := r.recovery.phase(); phase != recoveryQueued {
+			t.Fatalf("recovery is %s", phase)
+		}
+		return r, fb, c, to
+	}
+	t.Run("by the end of the session", func(t *testing.T) {
+		r, fb, c, _ := queued(t, gobridge.Env{})
+		done := make(chan error, 1)
+		go func() { done <- r.End(t.Context()) }()
+		leaves(c)
+		if err := <-done; err != nil {
+			t.Fatalf("End: %v", err)
+		}
+		if phase := r.recovery.phase(); phase != recoveryIdle {
+			t.Errorf("recovery is %s", phase)
+		}
+		r.Retry()
+		c = fb.Accept()
+		c.Handshake(nil) // which would be the death of a recovery
+		c.Grant(c.ExpectSubscribe())
+		r.awaitReady(t)
+		r.wantValue(t, 0, metric.MQTTSessionResumeLost)
+	})
+	t.Run("by a discard", func(t *testing.T) {
+		h := newFakeHistory()
+		r, fb, c, _ := queued(t, gobridge.Env{History: h})
+		h.put(discardNote)
+		r.Retry()
+		leaves(c)
+		c = fb.Accept()
+		c.Handshake(present())
+		leaves(c)
+		c = fb.Accept()
+		if connect := c.Handshake(nil); !connect.CleanStart {
+			t.Error("the session is not thrown away")
+		}
+		c.Grant(c.ExpectSubscribe())
+		r.awaitReady(t)
+		r.wantValue(t, 0, metric.MQTTSessionResumeLost)
+	})
+	t.Run("by a permanent cause", func(t *testing.T) {
+		h := newFakeHistory()
+		r, fb, c, to := queued(t, gobridge.Env{History: h})
+		h.erase()
+		r.Retry()
+		leaves(c)
+		c = fb.Accept()
+		c.Handshake(present())
+		leaves(c)
+		eventually(t, "it stands still", func() bool { return !r.Health().Connected })
+		if phase := r.recovery.phase(); phase != recoveryIdle {
+			t.Errorf("recovery is %s", phase)
+		}
+		h.put("in/#")
+		r.Retry()
+		c = fb.Accept()
+		c.Handshake(present())
+		c.Send(again(publish(1, 1, "given back")))
+		r.awaitReady(t)
+		to.wait(t, 2)
+	})
+}
+
+// A dead instance waits for nothing that its death made pointless.
+func TestDeadInstanceEndsPromptly(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name string
+		// play leads to the state in which the instance dies.
+		play func(t *testing.T, r *recovering, fb *bridgetest.FakeBroker, c *bridgetest.FakeConn)
+	}{
+		{"while it waits to connect", func(t *testing.T, r *recovering, _ *bridgetest.FakeBroker, c *bridgetest.FakeConn) {
+			r.carried.setCause("a permanent cause")
+			r.backoff.refused()
+			c.Reset()
+			eventually(t, "it waits", func() bool { return !r.Health().Connected })
+		}},
+		{"while it connects", func(_ *testing.T, _ *recovering, fb *bridgetest.FakeBroker, c *bridgetest.FakeConn) {
+			c.Reset()
+			fb.Accept().ExpectConnect()
+		}},
+		{"between two tries of a reconcile", func(t *testing.T, r *recovering, fb *bridgetest.FakeBroker, c *bridgetest.FakeConn) {
+			askAgain(r)
+			c.Reset()
+			c = fb.Accept()
+			c.Handshake(present())
+			c.Grant(c.ExpectSubscribe(), packets.SubackNotauthorized)
+			eventually(t, "the answer is noted", func() bool { return strings.Contains(r.Health().LastError, "subscription") })
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			fb := bridgetest.NewFakeBroker(t)
+			slow := func(s *SessionSettings, _ *SenderSettings) {
+				s.ReconnectDelay, s.ReconnectMaxDelay = time.Hour, time.Hour
+			}
+			r := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(2, "in/#"), slow), gobridge.Env{}, queuedOnly)
+			c := fb.Accept()
+			c.Handshake(nil)
+			c.Grant(c.ExpectSubscribe())
+			r.awaitReady(t)
+			to, _ := r.receive(t)
+			c.Send(publish(1, 1, "a"))
+			if err := to.wait(t, 1)[0].Retry(0, nil); err != nil {
+				t.Fatalf("Retry: %v", err)
+			}
+			r.backoff.skip()
+			tt.play(t, r, fb, c)
+			r.recovery.event(recoverCancel, 0, errors.New("test"))
+			began := time.Now()
+			r.wantDead(t, "queued: test")
+			if took := time.Since(began); took > closeWait+time.Second {
+				t.Errorf("Run returned after %s", took)
+			}
+		})
+	}
 }

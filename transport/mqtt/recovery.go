@@ -63,6 +63,8 @@ const (
 	// recoverReconciled and recoverReconcileFailed: a reconcile has ended, whoever ran it.
 	recoverReconciled
 	recoverReconcileFailed
+	// recoverForgo: the connection ends for a reason that makes a queued recovery moot.
+	recoverForgo
 	// recoverCancel: a step was given up. recoverDeadline: the time is over.
 	recoverCancel
 	recoverDeadline
@@ -75,7 +77,7 @@ const (
 func (k recoveryEventKind) String() string {
 	return [...]string{
 		"queue", "gate", "drained", "drain failed", "disconnected", "session present", "session absent",
-		"reconciled", "reconcile failed", "cancel", "deadline", "close",
+		"reconciled", "reconcile failed", "forgo", "cancel", "deadline", "close",
 	}[k]
 }
 
@@ -111,6 +113,8 @@ func (fx recoveryEffects) has(e recoveryEffects) bool { return fx&e != 0 }
 //   - A request names no connection. The attempt takes its target from the CONNACK that
 //     follows its own disconnect, and only the reconcile of that connection completes it;
 //     reconciles before it neither complete nor fail it.
+//   - A request that has not begun is moot when the session stands still for a permanent
+//     cause, is ended or is thrown away: that ends the connection as well.
 //   - There is one way to fail, taken once.
 //
 // The zero value is idle.
@@ -154,9 +158,12 @@ func (r recoveryState) step(e recoveryEvent) (recoveryState, recoveryEffects) {
 	}
 	switch r.phase {
 	case recoveryQueued:
-		if e.kind == recoverGate {
+		switch e.kind {
+		case recoverGate:
 			r.phase, r.drain = recoveryDraining, drainInProgress
 			return r, recoveryCount | recoveryDrain
+		case recoverForgo:
+			return recoveryState{}, 0
 		}
 	case recoveryDraining:
 		switch e.kind {

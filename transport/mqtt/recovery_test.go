@@ -44,7 +44,8 @@ type recoveryWitness struct {
 //	    instance asks for it as soon as its barrier has ended, once.
 //	R7  Only the reconcile of the connection whose CONNACK, with the session, followed the
 //	    attempt's own disconnect completes it.
-//	R8  No request is lost: while the instance lives, one that no completed attempt answers is pending.
+//	R8  No request is lost: while the instance lives, one that no completed attempt answers is
+//	    pending, until the attempt is forgone before it has begun.
 //	R9  A target is published for that connection alone, never before.
 //	R10 Work is asked for exactly when an attempt becomes pending.
 func (w recoveryWitness) observe(before, after recoveryState, e recoveryEvent, fx recoveryEffects) (recoveryWitness, string) {
@@ -92,6 +93,10 @@ func (w recoveryWitness) observe(before, after recoveryState, e recoveryEvent, f
 			return w, "R1: close is not the end, or asks for something"
 		}
 		return w, ""
+	case recoverForgo:
+		if !w.began {
+			w.wanted = false
+		}
 	case recoverDisconnected:
 		w.gone = w.gone || w.left
 	}

@@ -65,6 +65,7 @@ type session struct {
 	recovery *recovery
 	quiesce  func(context.Context) error // empties the route; nil: there is nothing to empty
 	spacing  time.Duration               // between recoveries
+	bound    time.Duration               // the hard deadline of one recovery, gate included
 
 	mu sync.Mutex
 	status
@@ -122,6 +123,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		carried: carriedOf(env),
 		quiesce: env.Quiesce,
 		spacing: recoverySpacing,
+		bound:   2*set.ConnectTimeout + 6*set.ReconcileTimeout + 2**set.UnmatchedGrace,
 		wakeUp:  make(chan struct{}, 1),
 
 		stopping: make(chan struct{}),
@@ -244,11 +246,9 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 	s.out.close()
 	s.in.stop()
 	if c != nil {
-		// Nothing may follow the DISCONNECT [MQTT-3.14.4-2].
 		s.in.lost(c.guardConn)
 		s.out.deliver()
-		c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, wire.ReasonSuccess) })
-		c.flush()
+		c.disconnect(disconnectFor(wire.ReasonSuccess))
 		select {
 		case <-c.closed(): // the broker closed, and so did the library
 		case <-time.After(closeWait):
@@ -273,23 +273,12 @@ func (s *session) shutdown(cm *autopaho.ConnectionManager) {
 // recycle makes the connection anew while the broker keeps the session. During a
 // recovery, which does the same, it does nothing.
 func (s *session) recycle(why string) {
-	if s.recovery.owning() {
-		return
+	if c := s.linked(); c != nil && !s.recovery.owning() {
+		s.depart(c.guardConn, fmt.Errorf("reconnecting: %s", why), func() {
+			s.log.Warn("reconnecting", "why", why)
+			s.backoff.skip()
+		})
 	}
-	s.mu.Lock()
-	c := s.link
-	if c == nil || s.deliberate {
-		s.mu.Unlock()
-		return
-	}
-	s.deliberate = true
-	s.mu.Unlock()
-	s.log.Warn("reconnecting", "why", why)
-	s.backoff.skip()
-	c.fail(fmt.Errorf("reconnecting: %s", why))
-	c.append(func(dst []byte) []byte { return wire.AppendDisconnect(dst, wire.ReasonSuccess) })
-	c.flush()
-	_ = c.Close() // the reader's error tells the library
 }
 
 // publish, ack, burstEnd, flushed and admit are the packetHandler of the
