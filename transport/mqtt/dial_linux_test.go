@@ -114,7 +114,7 @@ func TestDialTriesEveryAddressOfAName(t *testing.T) {
 	}
 	here, there := net.IPv4(127, 0, 0, 1), net.IPv4(127, 0, 0, 2)
 	resolve(t, there, here)
-	if took := reach(testDialTimeout); took > time.Second {
+	if took := reach(testDialTimeout); took > 3*time.Second {
 		t.Errorf("%v with an address that refuses", took)
 	}
 	blackHole(t, port)
@@ -127,7 +127,7 @@ func TestDialTriesEveryAddressOfAName(t *testing.T) {
 		t.Errorf("%v: the address that answers nothing was not tried", took)
 	}
 	resolve(t, here) // the name has moved
-	if took := reach(testDialTimeout); took > time.Second {
+	if took := reach(testDialTimeout); took > 3*time.Second {
 		t.Errorf("%v after the name has moved", took)
 	}
 }

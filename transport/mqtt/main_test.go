@@ -19,4 +19,4 @@ func TestMain(m *testing.M) {
 
 // waiters is how many tests run at once: those that are parallel wait more than they
 // work.
-const waiters = 8
+const waiters = 4

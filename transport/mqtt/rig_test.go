@@ -13,7 +13,7 @@ import (
 )
 
 // testWait bounds every wait of a test.
-const testWait = 10 * time.Second
+const testWait = 30 * time.Second
 
 // testUse is a session with one receiver (without filters: none) and one sender
 // named out, its options complete. change may set options before they are checked.
