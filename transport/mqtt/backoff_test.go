@@ -153,3 +153,22 @@ func TestRepeatedErrorIsLoggedNowAndThen(t *testing.T) {
 		}
 	})
 }
+
+// The wait of an instance that ends goes on for the next one, which shares the backoff.
+func TestWaitThatIsCutShortIsNotForgiven(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackoff(time.Second, time.Minute)
+		b.next() // the first attempt is immediate
+		b.refused()
+		stop := make(chan struct{})
+		time.AfterFunc(20*time.Second, func() { close(stop) })
+		if !b.wait(stop) {
+			t.Fatal("the wait was not stopped")
+		}
+		began := time.Now()
+		b.wait(nil)
+		if got := time.Since(began); got != 40*time.Second {
+			t.Errorf("the next instance waits %s, want the 40s that are left", got)
+		}
+	})
+}

@@ -88,13 +88,46 @@ func TestGuardConnFlushNeverBlocks(t *testing.T) {
 			near, far := pair(t)
 			c := guard(t, near, newRecorder(), testMaxPacket)
 			block := make([]byte, 1<<20)
-			const blocks = 16 // more than the sockets hold
+			const blocks = 10 // more than the sockets hold
 			for range blocks {
 				c.append(func(dst []byte) []byte { return append(dst, block...) })
 				c.flush()
 			}
-			if n, err := io.CopyN(io.Discard, far, blocks<<20); err != nil {
-				t.Errorf("read %d bytes: %v", n, err)
+			for i := range blocks {
+				if _, err := io.ReadFull(far, block); err != nil {
+					t.Errorf("block %d: %v", i, err)
+				}
+			}
+		})
+	}
+}
+
+// [MQTT-3.14.4-2]
+func TestNothingFollowsADisconnect(t *testing.T) {
+	for kind, pair := range pairs {
+		t.Run(kind, func(t *testing.T) {
+			near, far := pair(t)
+			c := guard(t, near, newRecorder(), testMaxPacket)
+			received := make(chan []byte, 1)
+			go func() {
+				b, _ := io.ReadAll(far)
+				received <- b
+			}()
+			c.append(func(dst []byte) []byte { return wire.AppendAck(dst, wire.PUBACK, 1, 0) })
+			c.disconnect(disconnectFor(0))
+			c.append(func(dst []byte) []byte { return wire.AppendAck(dst, wire.PUBACK, 2, 0) })
+			c.disconnect(disconnectFor(wire.ReasonProtocolError))
+			c.Lock()
+			_, err := c.Write([]byte{0xc0, 0})
+			c.Unlock()
+			if err == nil {
+				t.Error("the library may write after the DISCONNECT")
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			if b := <-received; !bytes.Equal(b, []byte{0x40, 2, 0, 1, 0xe0, 0}) {
+				t.Errorf("the server got %x", b)
 			}
 		})
 	}
