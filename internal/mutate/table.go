@@ -50,7 +50,7 @@ var mutations = []mutation{
 	{"S2-203", eng + "/clerk.go", "r.drop(ref, metric.DropRetryUnsupportedDLQFailed)", "r.drop(ref, metric.DropQoS0Shed)", eng, "TestLossOfQoS0IsCountedOnceAndFreesTheSlot"},
 	{"S2-204", eng + "/clerk.go", "r.m.dlqFailures.Inc()", "r.m.dlqFailures.Add(2)", eng, "TestLossOfQoS0IsCountedOnceAndFreesTheSlot"},
 	{"S2-313", mqtt + "/gate.go", "case <-ctx.Done():\n\t\treturn", "case <-context.Background().Done():\n\t\treturn", mqtt, "TestGateKeepsOthersOutAndLetsCancelledCallersGo"},
-	{"S2-315", mqtt + "/recover.go", "return 2*s.set.ConnectTimeout + 6*", "return 2*s.set.ConnectTimeout + 5*", mqtt, "TestTimesOfARecoveryFollowFromOtherSettings"},
+	{"S2-315", mqtt + "/session.go", "2*set.ConnectTimeout + 6*", "2*set.ConnectTimeout + 5*", mqtt, "TestTimesOfARecoveryFollowFromOtherSettings"},
 	{"S2-324", mqtt + "/recovery.go", "case drainNotStarted:", "case drainNotStarted, drainInProgress:", mqtt, "TestRecoveryKeepsItsRulesInEverySequenceOfEvents"},
 	{"S2-405", mqtt + "/session.go", "float64(s.in.health().unsettled) / float64(s.in.window)", "float64(s.in.health().unsettled)", mqtt, "TestGaugesFollowTheUnsettledPackets"},
 }

@@ -339,7 +339,10 @@ func TestSharedSubscriptionSurvivesARestartOfMosquitto(t *testing.T) {
 	broker.Stop()
 	eventually(t, "the loss of the connection is noticed", func() bool { return !r.Health().Connected })
 	broker.Start()
-	eventually(t, "the session is resumed", func() bool { h := r.Health(); return h.Connected && h.SessionPresent && h.ServiceLevel == gobridge.LevelFull })
+	eventually(t, "the session is resumed", func() bool {
+		h := r.Health()
+		return h.Connected && h.SessionPresent && h.ServiceLevel == gobridge.LevelFull
+	})
 	client := bridgetest.MustConnect(t, bridgetest.ClientConfig{Addr: broker.Addr(), ClientID: "publisher"})
 	publishAll(t, client, "in/a", false, "after the restart")
 	to.wait(t, 1)[0].Ack()
