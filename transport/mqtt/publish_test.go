@@ -23,7 +23,6 @@ func sendOnly(t *testing.T, mode string, connack *packets.Connack, change ...fun
 	fb := bridgetest.NewFakeBroker(t)
 	change = append(change, preserveQoS)
 	r := startSession(t, testUse(fb.URL(), mode, nil, change...))
-	t.Cleanup(fb.CutAll) // the scripted broker does not answer a DISCONNECT
 	c := fb.Accept()
 	c.Handshake(connack)
 	r.awaitAvailable(t)
