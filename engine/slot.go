@@ -133,8 +133,7 @@ func (s *slot) serve(ctx, intake context.Context, session gobridge.Session) erro
 // after the route holds nothing of the dead one any more. It returns nil when ctx
 // ends first.
 func (s *slot) replace(ctx context.Context, err error, wait *time.Duration) gobridge.Session {
-	// The instance has said itself what it died of.
-	again, due := s.fail(err, *wait, slog.LevelWarn), time.Now().Add(*wait)
+	again, due := s.fail(err, *wait), time.Now().Add(*wait)
 	s.empty(ctx)
 	for {
 		select {
@@ -149,7 +148,7 @@ func (s *slot) replace(ctx context.Context, err error, wait *time.Duration) gobr
 			s.rebuilt.Inc()
 			return session
 		}
-		again, due = s.fail(err, *wait, slog.LevelError), time.Now().Add(*wait)
+		again, due = s.fail(err, *wait), time.Now().Add(*wait)
 	}
 }
 
@@ -168,13 +167,13 @@ func (s *slot) empty(ctx context.Context) {
 
 // fail notes why there is no live instance, and returns what ends the wait for the
 // next one early.
-func (s *slot) fail(err error, wait time.Duration, level slog.Level) <-chan struct{} {
+func (s *slot) fail(err error, wait time.Duration) <-chan struct{} {
 	again := make(chan struct{})
 	s.mu.Lock()
 	s.lastErr = err.Error()
 	s.again = again
 	s.mu.Unlock()
-	s.log.Log(context.Background(), level, "session instance is dead: a fresh one will take its place", "in", wait, "err", err)
+	s.log.Error("session instance is dead: a fresh one will take its place", "in", wait, "err", err)
 	return again
 }
 
