@@ -37,6 +37,7 @@ func TestRestartWithEqualFiltersDoesNotSubscribe(t *testing.T) {
 		if i%2 == 0 {
 			b.stop()
 		} else {
+			b.waitDepth(0, patience) // what is sent and not completed yet would be repeated
 			b.Kill9()
 		}
 		b = cfg.start(t)

@@ -29,6 +29,7 @@ func TestSecretsAppearInNoOutput(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		cfg := between(t, source.URL(), dest.URL())
 		cfg.log = doc{"level": "debug", "format": format}
+		cfg.source["client_id"] = sourceID + "-" + format // each has a history of its own
 		login(cfg.source, secret)
 		login(cfg.dest, "${E2E_PASSWORD}")
 		env := []string{"E2E_PASSWORD=" + secret}
