@@ -16,4 +16,13 @@
 //
 // The engine lives in package engine, the transports below transport/, the
 // stores below store/, and package kinds lists everything that is built in.
+//
+// # Embedding
+//
+// Fill a [Spec], give it to engine.New with the kinds of kinds.All, and call Run on
+// the engine: it moves messages until its context ends. What the spec leaves out
+// gets the defaults of docs/config.md. SessionSpec.Options is the options struct of
+// the transport, such as mqtt.NewSessionOptions with its BrokerURL set;
+// StoreSpec.Type is [StoreSQLite] unless it says [StoreMemory]. A whole program is
+// examples/embed.
 package gobridge

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"regexp"
 	"slices"
@@ -34,6 +35,15 @@ type DLQFilter struct {
 	Code     gobridge.Code     `json:"code,omitempty"`
 	Since    time.Time         `json:"since,omitzero"`
 	Before   time.Time         `json:"before,omitzero"`
+}
+
+// String is what the filter looks like in a body, for the log.
+func (f DLQFilter) String() string {
+	text, err := json.Marshal(f)
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
 }
 
 // DLQPage is the answer to a list of dead letters, oldest first.

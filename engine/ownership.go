@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -106,7 +107,11 @@ func (o *ownership) serve(ctx context.Context) {
 	}
 	<-ctx.Done()
 	cause := context.Cause(ctx)
-	o.log.Info("stepping down", "cause", cause)
+	why := cause
+	if errors.Is(cause, context.Canceled) {
+		why = errors.New("the bridge stops")
+	}
+	o.log.Info("stepping down", "cause", why)
 
 	stopIntake()
 	o.stepping.Store(true)

@@ -20,7 +20,7 @@ const pageHead = `# What the bridge promises for each kind of message
   A dead letter is no loss while its store lasts; in memory it ends with the process.
 - **Outside** marks causes that the bridge cannot prevent.
 - **A message is charged only for failures of its own.** While its destination cannot be reached, while the outbox is full or a
-  store fails, and when a stop, a reload or a restart cuts it short, it is held or left with its source, uncharged.
+  store fails, and when a stop or a restart cuts it short, it is held or left with its source, uncharged.
 
 The last column names the tests that prove a row; [development](development.md) says how to run them.
 

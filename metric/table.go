@@ -113,7 +113,7 @@ var (
 	}
 	MessagesFiltered = &Desc{
 		Name: "MessagesFiltered", Kind: KindCounter, Labels: []string{LabelRoute, LabelBinding},
-		Help: "Messages that a processor filtered and that on_filtered: drop let go.",
+		Help: "Messages that a processor filtered and that on_filtered: drop let go. Reserved: this version has no processors.",
 	}
 	MessagesExpired = &Desc{
 		Name: "MessagesExpired", Kind: KindCounter, Labels: []string{LabelRoute, LabelBinding},
@@ -181,7 +181,7 @@ var (
 	}
 	OutboxDrainLatency = &Desc{
 		Name: "OutboxDrainLatency", Kind: KindHistogram, Unit: "seconds", Labels: []string{LabelRoute},
-		Help: "Time that a record spent in the outbox until its destination confirmed.",
+		Help: "Time that a record spent in the outbox until its destination confirmed. Not observed in this version.",
 	}
 	OutboxCompletions = &Desc{
 		Name: "OutboxCompletions", Kind: KindCounter, Labels: []string{LabelRoute, LabelBinding},
@@ -255,7 +255,7 @@ var (
 	}
 	MQTTRouterCoveredRetained = &Desc{
 		Name: "MQTTRouterCoveredRetained", Kind: KindCounter, Labels: []string{LabelSession},
-		Help: "Messages kept because a filter that the broker still holds covers them.",
+		Help: "Messages kept because a filter that the broker still holds covers them. Not counted in this version.",
 	}
 	MQTTIngressPoisonDropped = &Desc{
 		Name: "MQTTIngressPoisonDropped", Kind: KindCounter, Labels: []string{LabelSession},
@@ -322,11 +322,11 @@ var (
 	}
 	ConfigGeneration = &Desc{
 		Name: "ConfigGeneration", Kind: KindGauge,
-		Help: "Number of the running config, from 1, growing with each reload.",
+		Help: "Reserved: a config is read at the start, not reloaded.",
 	}
 	ConfigReloadFailures = &Desc{
 		Name: "ConfigReloadFailures", Kind: KindCounter,
-		Help: "Reloads refused; the old config went on.",
+		Help: "Reserved: a config is read at the start, not reloaded.",
 	}
 	StoreSalvaged = &Desc{
 		Name: "StoreSalvaged", Kind: KindCounter, Labels: []string{LabelStore},

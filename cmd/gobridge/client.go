@@ -47,6 +47,10 @@ func (t *target) add(cmd *cobra.Command) {
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml", "json")
 }
 
+// hideConfig takes -c out of the help of a command that needs a running bridge. It
+// stays a flag, so that who writes it reads why it cannot be.
+func (t *target) hideConfig(cmd *cobra.Command) { _ = cmd.Flags().MarkHidden("config") }
+
 // open returns a client for the target; the needs are the stores that a command uses.
 func (t *target) open(ctx context.Context, cmd *cobra.Command, needs need) (*client, error) {
 	if t.config != "" {

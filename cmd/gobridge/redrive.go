@@ -47,6 +47,7 @@ func newDLQRedrive() *cobra.Command {
 		RunE: r.run,
 	}
 	r.target.add(cmd)
+	r.target.hideConfig(cmd)
 	r.filter.add(cmd)
 	cmd.Flags().BoolVar(&r.all, "all", false, "select all dead letters")
 	cmd.Flags().IntVar(&r.limit, "max", 0, "send at most so `many` of what the filter selects; 0 is the bound of one redrive, 100000")

@@ -58,6 +58,7 @@ func newSessionVerb(verb, short, long, done string) *cobra.Command {
 		RunE:  v.run,
 	}
 	v.target.add(cmd)
+	v.target.hideConfig(cmd)
 	cmd.Flags().BoolVar(&v.json, "json", false, "print JSON")
 	return cmd
 }
