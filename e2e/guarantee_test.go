@@ -13,11 +13,10 @@ import (
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
-// The tests of guarantee_*_test.go prove one row of the guarantee matrix each
-// (docs/guarantees.md), in the world of its words: real brokers, real stores, crashes. Each judges
-// by what arrived at the destination, and then asks the counters of each process life
-// for the same story. Rows without a test here are proved by the tests that
-// docs/guarantees.md names.
+// The tests in the files guarantee_*_test.go prove one row of the guarantee matrix
+// each (docs/guarantees.md): with real brokers, real stores and crashes. Each judges by
+// what arrived at the destination, and then asks the counters of each process for the
+// same story. docs/guarantees.md names the tests that prove the other rows.
 
 // row is a bridge between two brokers whose links can be disturbed.
 type row struct {
