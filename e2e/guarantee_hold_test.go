@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -120,9 +121,7 @@ func TestG03CleanStartCannotHold(t *testing.T) {
 				r := &row{config: between(t, in.URL(), "tcp://127.0.0.1:1"), mode: gobridge.DirectHold, in: in}
 				r.topics = []doc{{"topic": "in/#", "qos": qos}}
 				r.sourceSession = c.session
-				for key, value := range c.options {
-					r.config.source[key] = value
-				}
+				maps.Copy(r.config.source, c.options)
 				r.refused(t, "sessions[0]."+c.field+": ", `of "in/#" that are not settled when the bridge stops would be lost (G03)`, c.fix)
 			})
 		}

@@ -183,7 +183,7 @@ func TestRowsAreAboutThePacketAndNotItsFilter(t *testing.T) {
 			r := newRow(t, mode)
 			col := collect(t, r.dest.Addr(), "out/#")
 			b := r.startReady(t)
-			mend := func() {}
+			var mend func()
 			if mode == gobridge.SharedOutbox {
 				mend = lockFile(t, r.store()) // nothing can be stored
 			} else {
