@@ -202,5 +202,9 @@ func (c *checker) checkPolicy(route, receiver int) {
 		c.fault(path+"allow_retry_drop", fmt.Sprintf("QoS 0 messages (%s) cannot be delivered again by their source, and there is no dead-letter queue for those that fail", filters),
 			"write allow_retry_drop: true to permit their loss, or remove stores.dlq.type: none")
 	}
-	c.warn(c.receiverPaths[receiver]+".topics", fmt.Sprintf("QoS 0 is best effort: messages of %s can be lost (G04)", filters), "subscribe with qos: 1 where every message counts")
+	row := "G04"
+	if c.spec.Routes[route].DeliveryMode == SharedOutbox {
+		row = "G07"
+	}
+	c.warn(c.receiverPaths[receiver]+".topics", fmt.Sprintf("QoS 0 is best effort: messages of %s can be lost (%s)", filters, row), "subscribe with qos: 1 where every message counts")
 }

@@ -4,6 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/eclipse/paho.golang/packets"
+
+	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/bridgetest"
 )
 
@@ -51,6 +54,8 @@ func TestKilledBridgeLosesNothing(t *testing.T) {
 	if tr.connects < kills+2 {
 		t.Errorf("the source saw %d connects, want at least %d", tr.connects, kills+2)
 	}
+	b.quietLosses()
+	b.conserved()
 	b.stop()
 }
 
@@ -88,6 +93,8 @@ func TestKilledBridgeRepeatsAtMostItsWindow(t *testing.T) {
 	if stats.AcksOutOfOrder > 0 || stats.AcksUnknown > 0 || stats.SourceLost > 0 || stats.SourceRefused > 0 {
 		t.Errorf("the source saw a broken protocol: %+v", stats)
 	}
+	b.quietLosses()
+	b.conserved()
 	b.stop()
 }
 
@@ -143,30 +150,52 @@ func TestMessagesForAStoppedBridgeWait(t *testing.T) {
 	b.stop()
 }
 
-// What the broker of the source drops from the queue of a stopped bridge is lost, and the
-// bridge cannot know: it delivers the rest and counts no loss.
+// What the broker of the source drops while the bridge is away is lost, and the bridge
+// cannot know: it delivers the rest and counts no loss.
 //
 // Covers: S1-316, G11
 func TestWhatTheSourceBrokerDropsIsLostUnknown(t *testing.T) {
 	t.Parallel()
 	const n, kept = 200, 50
-	source := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{MaxQueuedMessages: kept})
-	dest := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{})
-	cfg := between(t, source.URL(), dest.URL())
-	col := collect(t, dest.Addr(), "out/#")
-	b := cfg.start(t)
-	b.waitReady("")
-	b.stop()
-	pub := publishN(t, source.Addr(), "in/x", n)
-	pub.Wait(t, patience)
-	b = cfg.start(t)
-	r := finish(t, pub, col, kept, b, patience)
-	if len(r.Lost) == 0 || len(r.Lost) > n-kept || r.Acked != n {
-		t.Errorf("want up to %d of %d confirmed messages lost: %v", n-kept, n, r)
+	expiring := func(i int) *packets.Properties {
+		if i < kept {
+			return nil
+		}
+		return &packets.Properties{MessageExpiry: new(uint32(1))}
 	}
-	b.quietLosses()
-	b.conserved()
-	b.stop()
+	for name, c := range map[string]struct {
+		source     bridgetest.MosquittoConfig
+		properties func(int) *packets.Properties
+		wait       time.Duration
+	}{
+		"capacity": {bridgetest.MosquittoConfig{MaxQueuedMessages: kept}, nil, 0},
+		"expiry":   {bridgetest.MosquittoConfig{}, expiring, 2 * time.Second}, // whole seconds
+	} {
+		for _, mode := range []string{gobridge.DirectHold, gobridge.SharedOutbox} {
+			t.Run(name+" "+mode, func(t *testing.T) {
+				t.Parallel()
+				r := rowTo(t, mode, bridgetest.StartMosquitto(t, c.source), bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{}))
+				col := collect(t, r.dest.Addr(), "out/#")
+				b := r.startReady(t)
+				b.stop()
+				pub := bridgetest.StartPublisher(t, bridgetest.PublisherConfig{
+					Addr: r.source.Addr(), Topic: "in/x", N: n, QoS: 1, Properties: c.properties,
+				})
+				pub.Wait(t, patience)
+				time.Sleep(c.wait) // the rest expires
+				b = r.start(t)
+				got := finish(t, pub, col, kept, b, patience)
+				if len(got.Lost) == 0 || len(got.Lost) > n-kept || got.Acked != n || got.Duplicates > 0 {
+					t.Errorf("want up to %d of %d confirmed messages lost: %v", n-kept, n, got)
+				}
+				arrived := float64(got.Received)
+				b.expect(counts{"messages_received": arrived, "messages_sent": arrived, "mqtt_session_resume_lost": 0})
+				b.quietLosses()
+				b.conserved()
+				b.stop()
+			})
+		}
+	}
 }
 
 // A broker takes a QoS 2 publish whose packet identifier it still holds for a repeat

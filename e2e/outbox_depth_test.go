@@ -146,6 +146,7 @@ func TestStoredMessagesOutliveSourceAndCrash(t *testing.T) {
 		t.Errorf("%d messages out of order, want 0", r.OutOfOrder)
 	}
 	b.waitDepth(0, patience)
+	b.quietLosses()
 	b.conservedSince(n)
 	b.stop()
 }

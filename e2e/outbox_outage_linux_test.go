@@ -6,33 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/ncruces/go-sqlite3"
-
 	"github.com/gobridge/gobridge/bridgetest"
 )
-
-// lockFile takes the write lock of a database, as a backup program or an operator with
-// a shell would, and returns the function that lets go of it.
-func lockFile(t *testing.T, path string) (unlock func()) {
-	t.Helper()
-	c, err := sqlite3.Open("file:" + path)
-	if err != nil {
-		t.Fatalf("open %s: %v", path, err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	if err := c.BusyTimeout(5 * time.Second); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Exec("BEGIN IMMEDIATE"); err != nil {
-		t.Fatalf("lock %s: %v", path, err)
-	}
-	return func() {
-		t.Helper()
-		if err := c.Exec("ROLLBACK"); err != nil {
-			t.Errorf("unlock %s: %v", path, err)
-		}
-	}
-}
 
 // A store that takes no writes for a minute, with messages coming all the time: the
 // source is held, nobody is charged, readiness says why, and everything goes on by

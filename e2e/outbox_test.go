@@ -76,28 +76,6 @@ func (b *bridge) waitDepth(want int, timeout time.Duration) {
 	}
 }
 
-// conservedSince is conserved for a bridge with an outbox, whose process began with
-// so many records in it.
-func (b *bridge) conservedSince(records int) {
-	b.t.Helper()
-	b.settled()
-	var received, outcomes float64
-	balanced := within(5*time.Second, func() bool { // one scrape is no snapshot
-		s := b.metrics()
-		received = s.sum("gobridge_messages_received_total")
-		outcomes = s.sum("gobridge_messages_in_flight") + s.sum("gobridge_outbox_depth")
-		for _, name := range []string{
-			"messages_sent", "messages_dropped", "messages_filtered", "messages_expired", "dlq_entries", "outbox_duplicate_suppressed", "messages_returned",
-		} {
-			outcomes += s.sum("gobridge_" + name + "_total")
-		}
-		return received+float64(records) == outcomes
-	})
-	if !balanced {
-		b.t.Errorf("received %v and %d in the outbox at the start, outcomes, in flight and in the outbox now %v", received, records, outcomes)
-	}
-}
-
 // expectAcked waits until the log of a source tells of so many messages acknowledged
 // by the bridge, and expects that it tells of no more.
 func expectAcked(t *testing.T, source *bridgetest.Mosquitto, want int) {

@@ -95,23 +95,6 @@ func (p *poisoned) arrivedOnce(t *testing.T) {
 	}
 }
 
-// counts are counters by name and labels, as in "dlq_entries category=permanent".
-type counts map[string]float64
-
-// expect waits for each counter, which must then have that value exactly.
-func (b *bridge) expect(want counts) {
-	b.t.Helper()
-	for name, value := range want {
-		name, label, labelled := strings.Cut(name, " ")
-		if !labelled {
-			b.expectCounter(value, name)
-			continue
-		}
-		key, of, _ := strings.Cut(label, "=")
-		b.expectCounter(value, name, key+`="`+of+`"`)
-	}
-}
-
 // codes returns the sorted codes of the dead letters of a running bridge.
 func (b *bridge) codes() []string {
 	b.t.Helper()

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
-	"github.com/gobridge/gobridge"
 	"github.com/gobridge/gobridge/config"
 	"github.com/gobridge/gobridge/kinds"
 )
@@ -36,9 +35,6 @@ func explained(t *testing.T, name string, replace ...string) *Report {
 	f, diags := config.Load(file, []byte(text), all)
 	if config.HasErrors(diags) {
 		t.Fatalf("%v", diags)
-	}
-	if name == "exclusive" {
-		f.Spec.Sessions[0].Mode = gobridge.ModeExclusive
 	}
 	return Explain(&f.Spec, all)
 }
