@@ -23,7 +23,8 @@ type carried struct {
 	// void: the managed history knows of subscriptions that the broker has lost.
 	void      bool
 	wished    wish
-	permanent string // the cause for which the session itself closed its connection
+	permanent string   // the cause for which the session itself closed its connection
+	halts     repeated // log lines of that
 	// downgrades are the filters that were granted at less, each the last time that it
 	// was asked for.
 	downgrades map[string]downgrade

@@ -81,7 +81,9 @@ func (s *session) standStill(epoch int, err error) {
 
 // failClosed ends the connection c for a permanent cause.
 func (s *session) failClosed(c *guardConn, cause *permanentCause) {
-	s.log.Error("session stands still until a person changes something, or for the longest wait", "err", cause)
+	if times, ok := s.carried.halts.allowText(cause.Error(), time.Now()); ok {
+		s.log.Error("session stands still until a person changes something, or for the longest wait", "err", cause, "times", times)
+	}
 	s.depart(c, cause, func() {
 		s.forgo()
 		s.backoff.refused()
