@@ -199,7 +199,7 @@ func TestG13G14AttemptsAreCountedByIDOrNotAtAll(t *testing.T) {
 		id     string
 		budget time.Duration
 	}{
-		{"p-1", 400 * time.Millisecond},
+		{"p-1", 600 * time.Millisecond},
 		{"", 400 * time.Millisecond},
 		{"", 0}, // the first failure
 	} {
@@ -284,7 +284,7 @@ func TestG15GivenUpMessagesAreKeptOrCounted(t *testing.T) {
 				b := r.startReady(t)
 				bad := &packets.Publish{Topic: "in/secret", QoS: 1}
 				if cause == "expired" {
-					bad.Topic, bad.Properties = "in/open", &packets.Properties{MessageExpiry: new(uint32(1))}
+					bad.Topic, bad.Properties = "in/open", &packets.Properties{MessageExpiry: new(uint32(2))}
 					r.cutOff(b)
 				}
 				r.sendWith(t, bad, 0, n)
