@@ -35,6 +35,7 @@ type status struct {
 	// latest fault of the history or of an UNSUBSCRIBE.
 	subscribing bool
 	converged   bool
+	confirming  bool // what was granted on trust is asked for
 	unmanaged   string
 	filters     []subscription
 	// void, with a managed subscription history: the broker lost the session, and the

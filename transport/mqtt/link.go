@@ -213,7 +213,8 @@ func (s *session) up(c *linkConn, ca *packets.Connack) error {
 		s.forgetGrants()
 		s.void = true
 	}
-	s.forgetShares()
+	s.trustGrants()
+	s.confirming = false
 	s.recovery.connack(s.connects, ca.SessionPresent)
 	s.mu.Unlock()
 	s.failures.forget()

@@ -271,6 +271,7 @@ func (s *session) recall(ctx context.Context) (goOn bool, err error) {
 	}
 	for i := range s.filters {
 		if f := &s.filters[i]; !f.shared && m.has(f.filter) && m.has(s.set.note(f)) {
+			f.trusted = f.trusted || !f.granted
 			f.granted, f.downgraded, f.why = true, false, ""
 		}
 	}

@@ -19,6 +19,11 @@ const (
 	// askedInVain is how often a filter is asked for, with growing waits, before the
 	// waits are those of a permanent cause.
 	askedInVain = 3
+	// confirmAfter is how long a resumed session is taken at its word: a broker that was
+	// killed may have come back with an older state of it, without the latest
+	// subscriptions, or with those that were removed. Not at once, so that a reconnect
+	// costs no round trip while there is a backlog to catch up with.
+	confirmAfter = 10 * time.Second
 	// downgradesForPermanent is how often in a row a filter may be granted at the same
 	// lower QoS before that counts as the broker's rule.
 	downgradesForPermanent = 3
@@ -31,6 +36,7 @@ type subscription struct {
 	shared bool
 
 	granted    bool   // as wanted, or lower where that is accepted; the broker remembers it with its session
+	trusted    bool   // granted, but not by an answer on this connection (V7)
 	downgraded bool   // the latest grant was lower than wanted
 	why        string // what is wrong, for people
 }
@@ -43,15 +49,17 @@ func (s *session) forgetGrants() {
 	}
 }
 
-// forgetShares takes note that a resumed session may have lost its shared
-// subscriptions: mosquitto does not restore them when it restarts and says Session
-// Present all the same. Asking for one again costs nothing, because a shared
-// subscription replays no retained messages (MQTT v5, 4.8.2). Called with mu held.
-func (s *session) forgetShares() {
+// trustGrants takes over what a resumed session is taken to have (V7), apart from its
+// shared subscriptions: mosquitto does not restore them when it restarts and says
+// Session Present all the same, and asking for one again costs nothing, because it
+// replays no retained messages (MQTT v5, 4.8.2). Called with mu held.
+func (s *session) trustGrants() {
 	for i := range s.filters {
-		if f := &s.filters[i]; f.shared {
+		f := &s.filters[i]
+		if f.shared {
 			f.granted, f.why = false, ""
 		}
+		f.trusted = f.granted
 	}
 }
 
@@ -59,8 +67,8 @@ func (s *session) forgetShares() {
 // connection, until they are or the connection ends.
 //
 // A resumed session in which every filter was granted, by this process or as the
-// managed subscription history tells, needs nothing (V7), apart from its shared
-// subscriptions. Without a history the
+// managed subscription history tells, needs nothing at first (V7), apart from its
+// shared subscriptions; a while later it is asked to confirm. Without a history the
 // first connect of a process subscribes in any case, because the broker's part may
 // be from another config.
 func (s *session) reconcile(c connection) {
@@ -71,8 +79,18 @@ func (s *session) reconcile(c connection) {
 		}
 		err := s.converge(link, c, tries == 0)
 		s.gate.release()
-		if err == nil || link.Err() != nil {
+		if link.Err() != nil {
 			return
+		}
+		if err == nil {
+			if !s.trusting() || !sleep(link, s.confirm) {
+				return
+			}
+			tries, refusals = -1, 0
+			s.mu.Lock()
+			s.confirming = true
+			s.mu.Unlock()
+			continue
 		}
 		wait := exponential(s.set.ReconnectDelay, s.set.ReconnectMaxDelay, tries)
 		if _, store := errors.AsType[*historyError](err); !store { // a store recovers by itself
@@ -82,12 +100,27 @@ func (s *session) reconcile(c connection) {
 		}
 		wait = wait/2 + rand.N(wait/2+1)
 		s.log.Warn("subscriptions are not as wanted", "err", err, "again_in", wait.Round(time.Millisecond))
-		select {
-		case <-link.Done():
+		if !sleep(link, wait) {
 			return
-		case <-time.After(wait):
 		}
 	}
+}
+
+// sleep waits, and reports false when ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// trusting reports whether the connection has grants that are taken on trust.
+func (s *session) trusting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.filters, func(f subscription) bool { return f.trusted })
 }
 
 // converge tries once, while link lasts, which ends with the connection c. The error
@@ -141,8 +174,9 @@ func (s *session) adjust(ctx context.Context, cm *autopaho.ConnectionManager, ca
 	}
 	var missing []int
 	s.mu.Lock()
+	confirming := s.confirming
 	for i := range s.filters {
-		if !s.filters[i].granted {
+		if f := &s.filters[i]; !f.granted || f.trusted && confirming {
 			missing = append(missing, i)
 		}
 	}
@@ -161,7 +195,7 @@ func (s *session) adjust(ctx context.Context, cm *autopaho.ConnectionManager, ca
 	}
 	// Last, so that a topic under both an old and a new filter is always covered.
 	if refused == nil && fault == nil {
-		fault = s.removeStale(ctx, cm)
+		fault = s.removeStale(ctx, cm, confirming)
 	}
 	return refused, errors.Join(fault, s.in.letThrough())
 }
@@ -262,7 +296,7 @@ func (s *session) takeGrant(ctx context.Context, i int, code byte) error {
 		return context.Cause(ctx)
 	}
 	f := &s.filters[i]
-	f.granted, f.why = false, ""
+	f.granted, f.trusted, f.why = false, false, ""
 	switch {
 	case code >= reasonFailure:
 		f.why = (&reasonError{Reason: code}).Error()

@@ -135,9 +135,14 @@ func (in *inbound) fate(topic string) (matched bool, removed *removedFilter) {
 	return false, nil
 }
 
-// removeStale takes out of the broker what the history holds and nobody wants any more.
-func (s *session) removeStale(ctx context.Context, cm *autopaho.ConnectionManager) error {
-	return s.unsubscribe(ctx, cm, s.managed.stale(s.filters))
+// removeStale takes out of the broker what the history holds and nobody wants any more;
+// with again also what was taken out before.
+func (s *session) removeStale(ctx context.Context, cm *autopaho.ConnectionManager, again bool) error {
+	filters := s.managed.stale(s.filters)
+	if _, removed := s.managed.filters(); again {
+		filters = append(filters, removed...)
+	}
+	return s.unsubscribe(ctx, cm, filters)
 }
 
 // unsubscribe takes filters out of the broker. What was queued under them still

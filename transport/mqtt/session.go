@@ -65,6 +65,7 @@ type session struct {
 	recovery *recovery
 	quiesce  func(context.Context) error // empties the route; nil: there is nothing to empty
 	spacing  time.Duration               // between recoveries
+	confirm  time.Duration               // how long grants are taken on trust
 	bound    time.Duration               // the hard deadline of one recovery, gate included
 
 	mu sync.Mutex
@@ -123,6 +124,7 @@ func openSession(use *gobridge.SessionUse, env gobridge.Env) (gobridge.Session, 
 		carried: carriedOf(env),
 		quiesce: env.Quiesce,
 		spacing: recoverySpacing,
+		confirm: confirmAfter,
 		bound:   2*set.ConnectTimeout + 6*set.ReconcileTimeout + 2**set.UnmatchedGrace,
 		wakeUp:  make(chan struct{}, 1),
 
