@@ -150,9 +150,13 @@ func (k *keyring) next() (*login, error) {
 	defer k.mu.Unlock()
 	switch {
 	case k.current == nil:
+		hint := "it is read again as soon as it changes"
+		if k.source.Changed() == nil {
+			hint = "it is read at start only: set it and restart"
+		}
 		return nil, &gobridge.Error{
 			Code: gobridge.CodeNotAuthorized, Class: gobridge.ClassPermanent, Outage: true,
-			Op: "no credential to connect with", Err: k.fault, Hint: "it is read again as soon as it changes",
+			Op: "no credential to connect with", Err: k.fault, Hint: hint,
 		}
 	case k.fallback:
 		return k.previous, nil

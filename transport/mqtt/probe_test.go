@@ -115,6 +115,19 @@ func TestProbeWithoutACredentialConnectsNowhere(t *testing.T) {
 	}
 }
 
+// A source that never changes is not promised to be read again.
+func TestNoCredentialSaysWhenItIsReadAgain(t *testing.T) {
+	t.Parallel()
+	watched, fixed := newRotating(gobridge.Credential{}, errors.New("not there")), newRotating(gobridge.Credential{}, errors.New("not there"))
+	fixed.changed = nil
+	for want, source := range map[string]gobridge.Credentials{"read again as soon as it changes": watched, "read at start only": fixed} {
+		step := last(probed(t, testUse("tls://127.0.0.1:1", gobridge.ModePersistent, nil), source))
+		if step.Step != "credential" || !strings.Contains(step.Hint, want) {
+			t.Errorf("got %+v, want the hint %q", step, want)
+		}
+	}
+}
+
 func TestProbeEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	fb := bridgetest.NewFakeBroker(t) // answers nothing
