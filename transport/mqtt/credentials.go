@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/eclipse/paho.golang/packets"
+
 	"github.com/gobridge/gobridge"
 )
 
@@ -78,6 +80,21 @@ func (k *keyring) login(cred gobridge.Credential) (*login, error) {
 	var err error
 	l.tls, err = buildTLS(&k.set.TLS, cred)
 	return l, err
+}
+
+// refusedHint says what to do about a broker that refuses l with reason, empty where
+// the reason is none of the login. Brokers answer a wrong password with 0x86 or 0x87.
+func (l *login) refusedHint(reason byte) string {
+	if reasons[reason].code != gobridge.CodeNotAuthorized || reason == packets.ConnackBadAuthenticationMethod {
+		return ""
+	}
+	switch {
+	case l.username != "" || l.password.IsSet():
+		return "check username and password, then the broker's access rules for this client"
+	case l.tls != nil && len(l.tls.Certificates) > 0:
+		return "the login is by client certificate alone: check the broker's access rules for it, or set username and password, or credentials_uri"
+	}
+	return "the login is anonymous, which the broker may not permit: set username and password, or credentials_uri"
 }
 
 // validNow reports why the client certificate cannot be used at the moment.

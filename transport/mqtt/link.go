@@ -157,11 +157,15 @@ func (s *session) attempt(ctx context.Context, _ autopaho.ClientConfig, u *url.U
 
 // connectFailed is called after each attempt that did not end in a connection.
 func (s *session) connectFailed(err error) {
-	if _, answered := errors.AsType[*autopaho.ConnackError](err); !answered {
+	connack, answered := errors.AsType[*autopaho.ConnackError](err)
+	if !answered {
 		// The library puts the whole URL in front, with a query that may hold a secret.
 		err = cmp.Or(errors.Unwrap(err), err)
 	}
 	mapped := MapError(err)
+	if answered {
+		mapped.Hint = cmp.Or(s.trying.refusedHint(connack.ReasonCode), mapped.Hint)
+	}
 	s.count.connectFailures.Get(string(mapped.Code)).Inc()
 	permanent := false
 	switch mapped.Code {

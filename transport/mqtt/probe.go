@@ -173,7 +173,9 @@ func (p *prober) run(ctx context.Context) {
 		if connack.Properties != nil {
 			text = connack.Properties.ReasonString
 		}
-		p.failed("login", reasonFault("login as client "+id, connack.ReasonCode, text), "")
+		fault := reasonFault("login as client "+id, connack.ReasonCode, text)
+		fault.Hint = cmp.Or(p.login.refusedHint(connack.ReasonCode), fault.Hint)
+		p.failed("login", fault, "")
 	default:
 		p.done("login", gobridge.ProbeOK, fmt.Sprintf("accepted as client %s (clean start, no session is left; %s is not disturbed)", id, p.set.ClientID), "")
 		p.limits(connack)

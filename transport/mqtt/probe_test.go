@@ -87,7 +87,7 @@ func TestProbeNamesWhatFails(t *testing.T) {
 		"no such host":  {"tcp://nowhere.invalid:1883", "dns", "nowhere.invalid", "host name"},
 		"authority":     {"tls://" + serve(t, certs.ServerTLS(false), echo), "tls", "authority that is not trusted", "tls.ca_cert_file"},
 		"no TLS":        {"tls://" + hidden.Addr(), "tls", "TLS", "TLS port"},
-		"refused":       {hidden.URL(), "login", "0x86", "username and password"},
+		"refused":       {hidden.URL(), "login", "0x86", "set username and password"},
 		"no MQTT":       {"tcp://" + serve(t, nil, func(nc net.Conn) { io.WriteString(nc, "220 mail.example.com ESMTP\r\n"); nc.Close() }), "login", "", "MQTT"},
 		"quality":       {weak.URL(), "limits", "maximum QoS 0", "needs QoS 1"},
 		"websocket 404": {"ws://" + serve(t, nil, func(nc net.Conn) { io.WriteString(nc, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") }), "websocket", "404", "path"},
@@ -115,6 +115,33 @@ func TestProbeWithoutACredentialConnectsNowhere(t *testing.T) {
 	}
 }
 
+// Brokers answer 0x87 to a wrong password as well: the hint is about the login that was
+// tried, in the check and in what a session says of itself.
+func TestRefusedLoginNamesWhatWasTried(t *testing.T) {
+	t.Parallel()
+	certs := bridgetest.NewCerts(t)
+	m := bridgetest.StartMosquitto(t, bridgetest.MosquittoConfig{Users: map[string]string{"edge": "hunter2"}, TLS: certs})
+	for name, c := range map[string]struct {
+		url  string
+		cred gobridge.Credential
+		hint string
+	}{
+		"wrong password":   {m.URL(), password("wrong"), "check username and password"},
+		"certificate only": {m.URL(), gobridge.Credential{Cert: string(certs.Client.CertPEM), Key: gobridge.NewSecret(string(certs.Client.KeyPEM))}, "by client certificate alone"},
+		"anonymous":        {m.URL(), gobridge.Credential{}, "the login is anonymous"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			use := testUse(c.url, gobridge.ModePersistent, nil, func(s *SessionSettings, _ *SenderSettings) { s.TLS.CACertFile = certs.CAFile })
+			if step := last(probed(t, use, newRotating(c.cred, nil))); step.Step != "login" || !strings.Contains(step.Hint, c.hint) {
+				t.Errorf("check: got %+v, want the hint %q", step, c.hint)
+			}
+			r := startWith(t, use, gobridge.Env{Credentials: newRotating(c.cred, nil)})
+			eventually(t, "the session says it", func() bool { return strings.Contains(r.Health().LastError, c.hint) })
+		})
+	}
+}
+
 // A source that never changes is not promised to be read again.
 func TestNoCredentialSaysWhenItIsReadAgain(t *testing.T) {
 	t.Parallel()
@@ -133,7 +160,7 @@ func TestProbeEndsWithItsContext(t *testing.T) {
 	fb := bridgetest.NewFakeBroker(t) // answers nothing
 	use := testUse(fb.URL(), gobridge.ModePersistent, nil)
 	check(use, func(path, what, _ string) { t.Errorf("check: %s: %s", path, what) })
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	began := time.Now()
 	step := last(probe(ctx, use, gobridge.Env{Logger: testLogger(t)}))
