@@ -154,7 +154,11 @@ func (p *prober) run(ctx context.Context) {
 		_ = nc.Close()
 		ws, err := dialWebsocket(ctx, p.url, p.url.Host, cfg)
 		if err != nil {
-			p.failed("websocket", &dialError{err}, "check the path of the URL")
+			hint := "check the path of the URL"
+			if scheme.secure {
+				hint += ", and whether the broker wants a client certificate"
+			}
+			p.failed("websocket", &dialError{err}, hint)
 			return
 		}
 		nc = ws
@@ -167,7 +171,11 @@ func (p *prober) run(ctx context.Context) {
 	case ctx.Err() != nil && err != nil:
 		p.failed("login", &dialError{ctx.Err()}, "nothing answered CONNECT: does this port speak MQTT?")
 	case err != nil:
-		p.failed("login", err, "does this port speak MQTT v5, without TLS where the URL has none?")
+		hint := "does this port speak MQTT v5, without TLS where the URL has none?"
+		if scheme.secure {
+			hint = "does this port speak MQTT v5, and does the broker want another client certificate, or one at all?"
+		}
+		p.failed("login", err, hint)
 	case connack.ReasonCode >= 0x80:
 		var text string
 		if connack.Properties != nil {
@@ -192,11 +200,13 @@ func (p *prober) connect(nc net.Conn) (*packets.Connack, string, error) {
 		Password: []byte(p.login.password.Reveal()), PasswordFlag: p.login.password.IsSet(),
 		Properties: &packets.Properties{},
 	}
-	if _, err := connect.WriteTo(nc); err != nil {
-		return nil, id, err
-	}
+	_, broken := connect.WriteTo(nc)
+	// Also after a failed write: the broker may have said why before it closed.
 	answer, err := packets.ReadPacket(io.LimitReader(nc, maxConnack))
 	if err != nil {
+		if _, told := alertOf(err); broken != nil && !told {
+			err = broken
+		}
 		return nil, id, err
 	}
 	connack, ok := answer.Content.(*packets.Connack)

@@ -2,6 +2,7 @@ package mqtt
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -139,6 +140,39 @@ func TestRefusedLoginNamesWhatWasTried(t *testing.T) {
 			r := startWith(t, use, gobridge.Env{Credentials: newRotating(c.cred, nil)})
 			eventually(t, "the session says it", func() bool { return strings.Contains(r.Health().LastError, c.hint) })
 		})
+	}
+}
+
+// TLS 1.3 refuses a client after the client's handshake: the CONNECT may meet the close
+// before anybody has read the alert that says why.
+func TestProbeReadsTheAlertBehindABrokenWrite(t *testing.T) {
+	t.Parallel()
+	certs := bridgetest.NewCerts(t)
+	gone := make(chan struct{})
+	address := serve(t, nil, func(nc net.Conn) {
+		if err := tls.Server(nc, certs.ServerTLS(true)).Handshake(); err == nil {
+			t.Error("the broker accepted a client without a certificate")
+		}
+		nc.(*net.TCPConn).SetLinger(0) // a reset, as where it has not read everything
+		nc.Close()
+		close(gone)
+	})
+	cfg, err := buildTLS(&TLSSettings{CACertFile: certs.CAFile}, gobridge.Credential{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := dial(t.Context(), mustURL(t, "tls://"+address), cfg, testDialTimeout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	<-gone
+	use := testUse("tls://"+address, gobridge.ModePersistent, nil)
+	check(use, func(path, what, _ string) { t.Errorf("check: %s: %s", path, what) })
+	p := &prober{set: sessionSettings(use.Session), login: &login{}}
+	_, _, err = p.connect(nc)
+	if e := MapError(err); e.Code != gobridge.CodeNotAuthorized || !strings.Contains(e.Op, "requires a client certificate") {
+		t.Errorf("got %v", e)
 	}
 }
 
