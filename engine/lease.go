@@ -50,12 +50,15 @@ type leaseKeeper struct {
 	// it can reach a broker any more.
 	term func(ctx context.Context)
 
-	highest uint64 // version seen in the store
+	highest   uint64               // version seen in the store
+	known     gobridge.LeaseRecord // as last read or written
+	unwritten bool                 // the latest write failed, and nobody else has written since
 
 	mu     sync.Mutex
 	held   bool
-	owner  string // who owns it as far as a standby knows, empty for nobody
-	fault  error  // of the latest call of the store
+	owner  string // the holder that a standby has last read, empty for nobody
+	lapsed bool   // owner has been silent for its TTL
+	fault  error  // why the store is of no use at the moment
 	pauses bool   // this instance leaves the lease to others for a while
 }
 
@@ -84,7 +87,9 @@ func (k *leaseKeeper) standBy(ctx context.Context) (rec gobridge.LeaseRecord, si
 		}
 		wait := jittered(k.spec.TTL / standbyReads)
 		if err == nil {
-			if wait = min(wait, time.Until(seenAt.Add(k.silence(seen)))); wait <= 0 {
+			wait = min(wait, time.Until(seenAt.Add(k.silence(seen))))
+			k.saw(seen.Holder, wait <= 0)
+			if wait <= 0 {
 				since := time.Now()
 				if rec, err = k.take(ctx, seen); err == nil {
 					return rec, since, nil
@@ -117,13 +122,18 @@ func (k *leaseKeeper) read(ctx context.Context, limit time.Duration) (gobridge.L
 	call, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	rec, err := k.store.Read(call, k.key)
-	k.heard(ctx, err)
-	if err == nil {
-		k.mu.Lock()
-		k.owner = rec.Holder
-		k.mu.Unlock()
+	if err == nil && rec != k.known {
+		k.known, k.unwritten = rec, false
 	}
+	k.heard(ctx, err)
 	return rec, err
+}
+
+// saw notes what a standby knows of the owner.
+func (k *leaseKeeper) saw(owner string, lapsed bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.owner, k.lapsed = owner, lapsed
 }
 
 func (k *leaseKeeper) take(ctx context.Context, seen gobridge.LeaseRecord) (gobridge.LeaseRecord, error) {
@@ -131,24 +141,35 @@ func (k *leaseKeeper) take(ctx context.Context, seen gobridge.LeaseRecord) (gobr
 	defer cancel()
 	rec, err := k.store.Take(call, seen, k.holder, k.spec.TTL)
 	if !errors.Is(err, gobridge.ErrVersionMismatch) {
-		k.heard(ctx, err)
+		k.wrote(ctx, err)
 	}
 	if err != nil {
 		return seen, err
 	}
+	k.known = rec
 	k.highest = max(k.highest, rec.Version)
 	k.taken.Inc()
 	k.log.Info("lease taken: this instance owns the session", "lease", k.key, "version", rec.Version, "from", seen.Holder)
 	return rec, nil
 }
 
-// heard notes the outcome of a call of the store and logs where it has changed.
+// wrote notes the outcome of a write.
+func (k *leaseKeeper) wrote(ctx context.Context, err error) {
+	k.unwritten = err != nil
+	k.heard(ctx, err)
+}
+
+// heard notes the outcome of a call of the store and logs where it has changed. A read
+// that works makes a store good only if it can be written, by whomever.
 func (k *leaseKeeper) heard(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
 	k.mu.Lock()
 	before := k.fault
+	if err == nil && k.unwritten {
+		err = before
+	}
 	k.fault = err
 	k.mu.Unlock()
 	switch {
@@ -197,7 +218,7 @@ func (k *leaseKeeper) hold(ctx context.Context, rec gobridge.LeaseRecord, since 
 func (k *leaseKeeper) own(held bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.held, k.owner = held, ""
+	k.held, k.owner, k.lapsed = held, "", false
 }
 
 // deadline is when the fence shuts unless the lease is renewed.
@@ -268,7 +289,8 @@ func (t *tenure) renew(ctx context.Context) time.Duration {
 	switch {
 	case err == nil:
 		t.rec, t.granted, t.fails = rec, since, 0
-		t.heard(ctx, nil)
+		t.known = rec
+		t.wrote(ctx, nil)
 		// A late answer may come after the deadline of before: the term ends then.
 		if t.mine() {
 			t.expiry.Reset(time.Until(t.deadline()))
@@ -278,7 +300,7 @@ func (t *tenure) renew(ctx context.Context) time.Duration {
 	case errors.Is(err, gobridge.ErrStaleFence):
 		t.lose("another instance")
 	default:
-		t.heard(ctx, err)
+		t.wrote(ctx, err)
 		if t.fails++; t.fails >= t.spec.MaxRenewFails {
 			t.ask(ctx)
 		}
@@ -363,6 +385,8 @@ func (k *leaseKeeper) standing() (held bool, why string, fault error) {
 		why = "standby: this instance was cut off from the broker and leaves the session to others for a while"
 	case k.owner == "":
 		why = "standby: nobody owns the session yet"
+	case k.lapsed:
+		why = "standby: nobody owns the session, the lease of " + k.owner + " has run out"
 	default:
 		why = "standby: " + named(k.owner) + " owns the session"
 	}

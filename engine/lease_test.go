@@ -23,6 +23,8 @@ const testTTL = 2 * time.Second
 type weakStore struct {
 	store atomic.Pointer[memory.Leases]
 	fails atomic.Bool
+	// locked lets reads pass and fails what writes.
+	locked atomic.Bool
 	// hangs is how long the next calls take beyond their contexts, as they do in a
 	// process that is stopped: half of it before the store has answered, half after.
 	hangs atomic.Int64
@@ -47,6 +49,13 @@ func (s *weakStore) call(f func() error) error {
 	return err
 }
 
+func (s *weakStore) write(f func() error) error {
+	if s.locked.Load() {
+		f = func() error { return errStore }
+	}
+	return s.call(f)
+}
+
 func (s *weakStore) Read(ctx context.Context, key string) (rec gobridge.LeaseRecord, err error) {
 	err = s.call(func() error {
 		rec, err = s.store.Load().Read(ctx, key)
@@ -56,7 +65,7 @@ func (s *weakStore) Read(ctx context.Context, key string) (rec gobridge.LeaseRec
 }
 
 func (s *weakStore) Take(ctx context.Context, seen gobridge.LeaseRecord, holder string, ttl time.Duration) (rec gobridge.LeaseRecord, err error) {
-	err = s.call(func() error {
+	err = s.write(func() error {
 		rec, err = s.store.Load().Take(ctx, seen, holder, ttl)
 		return err
 	})
@@ -64,7 +73,7 @@ func (s *weakStore) Take(ctx context.Context, seen gobridge.LeaseRecord, holder 
 }
 
 func (s *weakStore) Renew(ctx context.Context, held gobridge.LeaseRecord) (rec gobridge.LeaseRecord, err error) {
-	err = s.call(func() error {
+	err = s.write(func() error {
 		rec, err = s.store.Load().Renew(ctx, held)
 		return err
 	})
@@ -72,7 +81,7 @@ func (s *weakStore) Renew(ctx context.Context, held gobridge.LeaseRecord) (rec g
 }
 
 func (s *weakStore) Release(ctx context.Context, held gobridge.LeaseRecord) error {
-	return s.call(func() error { return s.store.Load().Release(ctx, held) })
+	return s.write(func() error { return s.store.Load().Release(ctx, held) })
 }
 
 // instance is a keeper with its term under observation.
@@ -266,6 +275,42 @@ func TestStoppedOwnerIsFencedBeforeAnotherBegins(t *testing.T) {
 		time.Sleep(30 * testTTL)
 		if a.terms.Load() != 1 || b.terms.Load() != 1 {
 			t.Errorf("%d and %d terms, want one each: a is a standby now", a.terms.Load(), b.terms.Load())
+		}
+		a.halt()
+		b.halt()
+	})
+}
+
+// A store that can be read and not written is of no use, and a lease that has run out
+// has no owner: both are said the whole time.
+func TestStoreThatCanOnlyBeReadIsToldSteadily(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.NewLeases()
+		a, b := startInstance(t, store, "a"), newInstance(t, store, "b")
+		takenBy(t, a, testTTL)
+		b.start(t)
+		time.Sleep(testTTL)
+		a.weak.locked.Store(true)
+		b.weak.locked.Store(true)
+		time.Sleep(3 * testTTL)
+		for range 500 {
+			for _, i := range []*instance{a, b} {
+				if held, why, fault := i.standing(); held || why != "standby: nobody owns the session, the lease of a has run out" || !errors.Is(fault, errStore) {
+					t.Fatalf("%s: held %t, %q, fault %v", i.holder, held, why, fault)
+				}
+			}
+			time.Sleep(testTTL / 100)
+		}
+
+		a.weak.locked.Store(false) // a takes it; b learns from that that the store is good
+		takenBy(t, a, testTTL)
+		time.Sleep(testTTL / 2)
+		if _, why, fault := b.standing(); why != "standby: a owns the session" || fault != nil {
+			t.Errorf("b: %q, fault %v", why, fault)
+		}
+		if _, _, fault := a.standing(); fault != nil {
+			t.Errorf("a: fault %v", fault)
 		}
 		a.halt()
 		b.halt()
