@@ -147,7 +147,11 @@ func (s *subscriptionsSeed) run(cmd *cobra.Command, args []string) (err error) {
 	case s.json:
 		return printJSON(out, known)
 	case s.discard:
-		_, err := fmt.Fprintf(out, "%s: its next connect discards the session in the broker\n", cell(args[0]))
+		when := "reconnects as soon as it can"
+		if c.stopped != nil {
+			when = "connects at the next start of the bridge"
+		}
+		_, err := fmt.Fprintf(out, "%s %s and discards the session in the broker, with its queue\n", cell(args[0]), when)
 		return err
 	}
 	return printSubscriptions(out, known)

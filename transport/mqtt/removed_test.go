@@ -368,6 +368,11 @@ func TestSubscriptionsTellWhatTheHistoryKnows(t *testing.T) {
 	}
 	want(true, wanted("in/b", false), wanted("in/a", true), wanted("in/c d", true),
 		gobridge.SubscriptionState{Filter: "old/1"}, gobridge.SubscriptionState{Filter: "old/2 with spaces", Removed: true})
+	if err := seed(t.Context(), h, use, true); err != nil {
+		t.Fatal(err)
+	}
+	want(true, wanted("in/b", false), wanted("in/a", false), wanted("in/c d", false),
+		gobridge.SubscriptionState{Filter: "old/1"}, gobridge.SubscriptionState{Filter: "old/2 with spaces", Removed: true})
 	if err := seed(t.Context(), h, use, false); err != nil {
 		t.Fatal(err)
 	}

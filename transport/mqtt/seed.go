@@ -36,7 +36,8 @@ func wantedOf(use *gobridge.SessionUse) []subscription {
 }
 
 // subscriptions is the transport's Subscriptions: the filters of the config in their
-// order, then the others in theirs.
+// order, then the others in theirs. Nothing counts as granted in a session that is to
+// be thrown away.
 func subscriptions(ctx context.Context, h gobridge.History, use *gobridge.SessionUse) ([]gobridge.SubscriptionState, bool, error) {
 	if !isManaged(use) {
 		return nil, false, nil
@@ -50,7 +51,7 @@ func subscriptions(ctx context.Context, h gobridge.History, use *gobridge.Sessio
 	for i := range wanted {
 		w := &wanted[i]
 		all = append(all, gobridge.SubscriptionState{
-			Filter: w.filter, Wanted: true, Granted: m.has(w.filter) && m.has(set.note(w)),
+			Filter: w.filter, Wanted: true, Granted: m.has(w.filter) && m.has(set.note(w)) && !m.has(discardNote),
 		})
 	}
 	for _, f := range m.stale(wanted) {
