@@ -144,7 +144,7 @@ func open(s settings) (*database, error) {
 	if err != nil {
 		d.owner.release()
 		if ofFile(err) {
-			err = outage(s.path, err)
+			err = cannotBegin(s.path, d.named(err))
 		}
 		return nil, err
 	}

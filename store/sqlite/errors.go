@@ -37,6 +37,19 @@ func outage(path string, err error) *gobridge.Error {
 	return e
 }
 
+// cannotBegin is the outage of a store that cannot be opened: nothing goes on by itself
+// later, because the process ends.
+func cannotBegin(path string, err error) *gobridge.Error {
+	e := outage(path, err)
+	switch {
+	case full(err):
+		e.Hint = "the disk is full: free some space and start again"
+	case errors.Is(err, sqlite3.IOERR):
+		e.Hint = "the disk fails: look at the system log, and start again when it works"
+	}
+	return e
+}
+
 // refused is the error of a store whose files the system does not let it make or open.
 func refused(op, path string, err error) error {
 	return &gobridge.Error{Code: gobridge.CodeUnavailable, Class: gobridge.ClassPermanent, Op: op, Err: err, Hint: refusalHint(path, err)}

@@ -129,6 +129,22 @@ func TestFullDiskRefusesUntilThereIsRoom(t *testing.T) {
 	}
 }
 
+// The process that cannot open its store ends: nothing goes on by itself.
+func TestFullDiskAtTheStartAsksForAnotherStart(t *testing.T) {
+	t.Parallel()
+	s := testSettings(t, t.TempDir())
+	s.pragmas = "PRAGMA max_page_count = 2;"
+	d, err := open(s)
+	if err == nil {
+		_ = d.close()
+		t.Fatal("a store without room was opened")
+	}
+	wantOutage(t, err)
+	if !errors.Is(err, sqlite3.FULL) || !strings.Contains(gobridge.AsError(err).Hint, "start again") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestFullDiskRefusesOnlyWhatNeedsRoom(t *testing.T) {
 	t.Parallel()
 	s := testSettings(t, t.TempDir())
