@@ -87,7 +87,9 @@ type RouteHealth struct {
 	InFlight int `json:"in_flight"`
 	// OutboxDepth counts the records of the route that wait in the outbox; 0 for
 	// direct_hold.
-	OutboxDepth          int   `json:"outbox_depth"`
+	OutboxDepth int `json:"outbox_depth"`
+	// OldestUnsettledAgeMS is the age of the oldest delivery in flight, in milliseconds;
+	// what waits in the outbox is settled at its source.
 	OldestUnsettledAgeMS int64 `json:"oldest_unsettled_age_ms"`
 	// LastError is the latest failure of the route that is still true.
 	LastError string `json:"last_error"`

@@ -133,14 +133,14 @@ func printHealth(out io.Writer, h *gobridge.BridgeHealth) error {
 			s.SubscriptionsActive, s.SubscriptionsWanted, s.UnsettledCount, age(s.OldestUnsettledAgeMS),
 			100*s.ReceiveWindowUtilization, dash(s.LastError))
 	}
-	fmt.Fprintln(w, "\nROUTE\tREADY\tMODE\tIN FLIGHT\tOUTBOX\tOLDEST\tLAST ERROR")
+	fmt.Fprintln(w, "\nROUTE\tREADY\tMODE\tIN FLIGHT\tOLDEST\tOUTBOX\tLAST ERROR")
 	for _, r := range h.Routes {
 		ready := "no"
 		if r.Ready {
 			ready = "yes"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", r.ID, ready, r.DeliveryMode, r.InFlight, r.OutboxDepth,
-			age(r.OldestUnsettledAgeMS), dash(r.LastError))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\t%d\t%s\n", r.ID, ready, r.DeliveryMode, r.InFlight, age(r.OldestUnsettledAgeMS),
+			r.OutboxDepth, dash(r.LastError))
 	}
 	if reasons := reasons(h); len(reasons) > 0 {
 		fmt.Fprintln(w, "\nWHY NOT READY")

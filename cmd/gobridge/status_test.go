@@ -36,7 +36,7 @@ func TestStatusShowsSessionsRoutesAndReasons(t *testing.T) {
 			UnsettledCount: 7, OldestUnsettledAgeMS: 1500, ReceiveWindowUtilization: 0.5, LastError: "refused\nfilter",
 			Reasons: []string{"1 of 2 filters granted"},
 		}},
-		Routes: []gobridge.RouteHealth{{ID: "up", DeliveryMode: "direct_hold", InFlight: 3, Reasons: []string{"session cloud is away"}}},
+		Routes: []gobridge.RouteHealth{{ID: "up", DeliveryMode: "direct_hold", InFlight: 3, OldestUnsettledAgeMS: 2500, Reasons: []string{"session cloud is away"}}},
 	}
 	var out, errs bytes.Buffer
 	if code := execute([]string{"status", "--url", bridgeAnswering(t, 200, h)}, &out, &errs); code != exitFailed || errs.Len() > 0 {
@@ -47,8 +47,8 @@ func TestStatusShowsSessionsRoutesAndReasons(t *testing.T) {
 SESSION  STATE      LEVEL      SUBSCRIPTIONS  UNSETTLED  OLDEST  WINDOW  LAST ERROR
 edge     connected  connected  1/2            7          1.5s    50%     refused filter
 
-ROUTE  READY  MODE         IN FLIGHT  OUTBOX  OLDEST  LAST ERROR
-up     no     direct_hold  3          0       -       -
+ROUTE  READY  MODE         IN FLIGHT  OLDEST  OUTBOX  LAST ERROR
+up     no     direct_hold  3          2.5s    0       -
 
 WHY NOT READY
 session edge: 1 of 2 filters granted
