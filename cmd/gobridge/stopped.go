@@ -20,14 +20,16 @@ import (
 	"github.com/gobridge/gobridge/metric"
 )
 
-// need says which stores a command uses.
-type need struct{ dlq, outbox, history, others bool }
+// need says which stores a command uses. fresh: they may be made, because the command
+// brings what is to be in them.
+type need struct{ dlq, outbox, history, others, fresh bool }
 
 // stoppedBridge holds the stores of a bridge that does not run. It implements
 // admin.Operator.
 type stoppedBridge struct {
 	spec    *gobridge.Spec
 	kinds   *gobridge.Kinds
+	fresh   bool
 	dlq     gobridge.DLQ
 	outbox  gobridge.Outbox
 	history gobridge.History
@@ -56,7 +58,7 @@ func openStopped(ctx context.Context, cmd *cobra.Command, name string, k *gobrid
 }
 
 func (s *stoppedBridge) open(ctx context.Context, spec *gobridge.Spec, k *gobridge.Kinds, needs need, env gobridge.Env) error {
-	s.spec, s.kinds = spec, k
+	s.spec, s.kinds, s.fresh = spec, k, needs.fresh
 	b, stores := &spec.Bridge, &spec.Stores
 	if needs.dlq {
 		for _, kind := range k.DLQs {
@@ -121,7 +123,7 @@ func openStore[T io.Closer](
 		return none, nil
 	}
 	// A directory that is not there would be made, and nothing found in it.
-	if _, err := os.Lstat(b.DataDir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(b.DataDir); errors.Is(err, fs.ErrNotExist) && !s.fresh {
 		return none, fmt.Errorf("bridge.data_dir %s does not exist (a relative one starts at the working directory of the bridge)", b.DataDir)
 	}
 	store, err := open(ctx, b, spec, env)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"net/http"
 	"os"
@@ -39,6 +40,28 @@ func withHistory(t *testing.T) *gobridge.Kinds {
 		return h.Remember(ctx, key(use), append(further, use.Receiver.Topics[0].Topic)...)
 	}
 	return all
+}
+
+// A session whose history is lost with the data_dir gets a baseline before the start.
+func TestSeedMakesALostDataDir(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file, data := filepath.Join(dir, "bridge.yaml"), filepath.Join(dir, "data")
+	if err := os.WriteFile(file, []byte(strings.Replace(stoppedConfig, "data_dir: data", "data_dir: "+data, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	if code := execute([]string{"subscriptions", "list", "-c", file}, &out, &errs); code != exitFailed || !strings.Contains(errs.String(), "does not exist") {
+		t.Errorf("list: exit code %d, stderr %q", code, &errs)
+	}
+	errs.Reset()
+	if code := execute([]string{"subscriptions", "seed", "edge", "-c", file}, &out, &errs); code != exitOK {
+		t.Errorf("seed: exit code %d, stderr %q", code, &errs)
+	}
+	out.Reset()
+	if code := execute([]string{"subscriptions", "list", "-c", file}, &out, &errs); code != exitOK || !strings.Contains(out.String(), "a/#") {
+		t.Errorf("list after it: exit code %d, %q, stderr %q", code, &out, &errs)
+	}
 }
 
 func TestStoppedBridgeShowsAndSeedsItsHistory(t *testing.T) {

@@ -132,7 +132,8 @@ func (s *subscriptionsSeed) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	ctx, stop := untilInterrupt(cmd)
 	defer stop()
-	c, err := s.target.open(ctx, cmd, need{history: true})
+	// A lost data_dir is what a seed is for.
+	c, err := s.target.open(ctx, cmd, need{history: true, fresh: true})
 	if err != nil {
 		return err
 	}
