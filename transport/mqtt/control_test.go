@@ -104,8 +104,30 @@ func TestDrainThatIsRefusedSubscribesAgain(t *testing.T) {
 	if err := returns(t, done); err == nil || !strings.Contains(err.Error(), "0x87") || !strings.Contains(err.Error(), "drain session s") {
 		t.Errorf("drain: %v", err)
 	}
-	fb.Accept().Handshake(present())
+	c = fb.Accept()
+	c.Handshake(present())
+	c.Grant(expectAsked(t, c, "in/a"))
 	r.awaitReady(t)
+}
+
+// The broker has done it, and the answer is lost with the connection.
+func TestDrainWithoutAnAnswerSubscribesAgain(t *testing.T) {
+	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
+	subscribedOnce(t, fb, h, topics(1, "in/a"))
+	r, c := nextProcess(t, fb, h, topics(1, "in/a"), present())
+	r.awaitReady(t)
+	done, _ := inBackground(r.Drain)
+	expectUnsubscribe(t, c, "in/a")
+	h.want(t, "in/a")
+	c.Reset()
+	if err := returns(t, done); err == nil || !strings.Contains(err.Error(), "without an answer") {
+		t.Errorf("drain: %v", err)
+	}
+	c = fb.Accept()
+	c.Handshake(present())
+	c.Grant(expectAsked(t, c, "in/a"))
+	r.awaitReady(t)
+	h.want(t, granted("1", "in/a")...)
 }
 
 func TestDrainLeavesWhenItsContextEnds(t *testing.T) {

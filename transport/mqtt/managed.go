@@ -15,7 +15,8 @@ import (
 //
 //   - each filter that the broker has or may have, from before its SUBSCRIBE until
 //     after its UNSUBACK;
-//   - beside a filter that was granted in full, a note with the terms of that grant;
+//   - beside a filter that was granted in full, a note with the terms of that grant,
+//     until before its UNSUBSCRIBE;
 //   - a note of each filter that was taken out of the broker, because what it had
 //     queued still comes; until the filter is wanted again or the broker loses the
 //     session;
@@ -110,6 +111,20 @@ func (m *managed) reset(ctx context.Context) error {
 	}
 	m.entries, m.known = map[string]struct{}{}, true
 	return nil
+}
+
+// disbelieve removes what is noted of grants of the filters: the broker may have them.
+func (m *managed) disbelieve(ctx context.Context, filters []string) error {
+	if err := m.load(ctx); err != nil {
+		return err
+	}
+	var grants []string
+	for e := range m.entries {
+		if kind, f := parseEntry(e); kind == entryGrant && slices.Contains(filters, f) {
+			grants = append(grants, e)
+		}
+	}
+	return m.forget(ctx, grants...)
 }
 
 // remove replaces filters, with all that is noted of them, by the note that they were

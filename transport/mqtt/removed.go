@@ -149,6 +149,9 @@ func (s *session) removeStale(ctx context.Context, cm *autopaho.ConnectionManage
 // comes, so the history, where there is one, keeps a note of each.
 func (s *session) unsubscribe(ctx context.Context, cm *autopaho.ConnectionManager, filters []string) error {
 	for some := range slices.Chunk(filters, filtersPerRequest) {
+		if err := s.doubtGrants(ctx, some); err != nil {
+			return err
+		}
 		answer, err := cm.Unsubscribe(ctx, &paho.Unsubscribe{Topics: some})
 		if answer == nil || len(answer.Reasons) != len(some) {
 			if err == nil {
@@ -165,7 +168,6 @@ func (s *session) unsubscribe(ctx context.Context, cm *autopaho.ConnectionManage
 			}
 			gone = append(gone, filter)
 		}
-		s.lostGrants(gone)
 		if s.managed != nil {
 			if err := s.managed.remove(ctx, gone); err != nil {
 				faults = append(faults, err)
@@ -181,13 +183,19 @@ func (s *session) unsubscribe(ctx context.Context, cm *autopaho.ConnectionManage
 	return nil
 }
 
-// lostGrants takes note that the broker does not have the filters any more.
-func (s *session) lostGrants(filters []string) {
+// doubtGrants takes note, before an UNSUBSCRIBE, that the broker may not have the filters
+// any more: its answer may be lost, and a filter that is wanted then, or put back into
+// the config later, has to be asked for again.
+func (s *session) doubtGrants(ctx context.Context, filters []string) error {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for i := range s.filters {
 		if slices.Contains(filters, s.filters[i].filter) {
-			s.filters[i].granted = false
+			s.filters[i].granted, s.filters[i].trusted = false, false
 		}
 	}
+	s.mu.Unlock()
+	if s.managed == nil {
+		return nil
+	}
+	return s.managed.disbelieve(ctx, filters)
 }
