@@ -35,10 +35,14 @@ func (e *Engine) Subscriptions(ctx context.Context, sessionID string) (gobridge.
 // SeedSubscriptions gives a session the baseline that it waits for (D4) and lets it
 // try again: the broker holds the filters of the config and the further ones; with
 // discard the session in the broker is thrown away instead. Errors are those of
-// [Engine.Subscriptions].
+// [Engine.Subscriptions], and gobridge.ErrLeaseLost where another instance owns the
+// session.
 func (e *Engine) SeedSubscriptions(ctx context.Context, sessionID string, discard bool, further ...string) error {
 	s, err := e.slot(sessionID)
 	if err != nil {
+		return err
+	}
+	if err := s.mustOwn(); err != nil { // instances share the history: it is the owner's
 		return err
 	}
 	if s.kind.Seed == nil || e.history == nil {
@@ -106,13 +110,21 @@ func (e *Engine) slot(sessionID string) (*slot, error) {
 	}
 }
 
+// mustOwn is the error of a session that another instance owns, or may own.
+func (s *slot) mustOwn() error {
+	if !s.standsBy() {
+		return nil
+	}
+	return &gobridge.Error{
+		Code: gobridge.CodeLeaseLost, Class: gobridge.ClassPermanent,
+		Op: "session " + s.use.Session.ID + " is not owned by this instance", Hint: "ask the instance whose role is active",
+	}
+}
+
 // control returns the live instance's handle for operators.
 func (s *slot) control() (gobridge.SessionControl, error) {
-	if s.standsBy() {
-		return nil, &gobridge.Error{
-			Code: gobridge.CodeLeaseLost, Class: gobridge.ClassPermanent,
-			Op: "session " + s.use.Session.ID + " is not owned by this instance", Hint: "ask the instance whose role is active",
-		}
+	if err := s.mustOwn(); err != nil {
+		return nil, err
 	}
 	control, ok := s.current().(gobridge.SessionControl)
 	if !ok {

@@ -255,6 +255,9 @@ func TestOneInstanceIsActive(t *testing.T) {
 		if err := b.DrainSession(t.Context(), "a"); !errors.Is(err, gobridge.ErrLeaseLost) {
 			t.Errorf("drain on the standby: %v", err)
 		}
+		if err := b.SeedSubscriptions(t.Context(), "a", true); !errors.Is(err, gobridge.ErrLeaseLost) {
+			t.Errorf("seed on the standby: %v", err)
+		}
 		if err := b.RetrySession("a"); err != nil {
 			t.Errorf("retry on the standby: %v", err)
 		}
