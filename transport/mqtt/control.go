@@ -49,7 +49,9 @@ func (s *session) Drain(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("drain session %s: %w", s.id, err)
 	}
-	if err := s.awaitQuiet(ctx); err != nil {
+	if err := s.awaitQuiet(ctx); errors.Is(err, errOvertaken) {
+		return fmt.Errorf("drain session %s: %w", s.id, err)
+	} else if err != nil {
 		return fmt.Errorf("drain session %s: subscriptions are removed, messages are still open: %w", s.id, err)
 	}
 	s.log.Info("session is drained")
@@ -89,6 +91,9 @@ func (s *session) unsubscribeAll(ctx context.Context) (err error) {
 	return nil
 }
 
+// errOvertaken ends a drain whose session is to do something else by now.
+var errOvertaken = errors.New("a retry or an end of the session came in between: it is not drained")
+
 // awaitQuiet waits until everything that came is settled and nothing has come for a
 // while on one connection.
 func (s *session) awaitQuiet(ctx context.Context) error {
@@ -97,6 +102,9 @@ func (s *session) awaitQuiet(ctx context.Context) error {
 	var since time.Time
 	var last activity
 	for {
+		if s.carried.wish() != wishDrained {
+			return errOvertaken
+		}
 		a := s.activity()
 		if now := time.Now(); !a.quiet || a != last {
 			last, since = a, now

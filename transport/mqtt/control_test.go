@@ -156,6 +156,29 @@ func TestDrainLeavesWhenItsContextEnds(t *testing.T) {
 	}
 }
 
+func TestDrainThatIsOvertakenDoesNotClaimToBeDone(t *testing.T) {
+	r, fb, c := subscribing(t, gobridge.ModePersistent, topics(1, "in/a"), nil)
+	to, _ := r.receive(t)
+	c.Grant(c.ExpectSubscribe())
+	r.awaitReady(t)
+	c.Send(publish(1, 1, "open"))
+	d := to.wait(t, 1)[0]
+	done, _ := inBackground(r.Drain)
+	c.Send(unsuback(expectUnsubscribe(t, c, "in/a")))
+	eventually(t, "session is drained", func() bool { return r.Health().State == "drained" })
+	r.Retry()
+	if err := returns(t, done); !errors.Is(err, errOvertaken) {
+		t.Errorf("drain: %v", err)
+	}
+	d.Ack()
+	c.ExpectDisconnect()
+	c.Close()
+	c = fb.Accept()
+	c.Handshake(present())
+	c.Grant(expectAsked(t, c, "in/a"))
+	r.awaitReady(t)
+}
+
 func TestEndRemovesTheSessionFromTheBroker(t *testing.T) {
 	fb, h := bridgetest.NewFakeBroker(t), newFakeHistory()
 	r, c := nextProcess(t, fb, h, topics(1, "in/a"), nil)
