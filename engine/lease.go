@@ -14,7 +14,7 @@ import (
 )
 
 // Why a term ends, beside gobridge.ErrLeaseLost and the end of the process.
-var errBrokerLost = errors.New("cut off from the broker for broker_loss_step_down")
+var errBrokerLost = errors.New("not connected to the broker for broker_loss_step_down")
 
 // The parts of a lease. A standby reads eight times in a TTL. A store call of the
 // holder takes a renewal interval at most, and never longer than the lease lasts.
@@ -382,7 +382,7 @@ func (k *leaseKeeper) standing() (held bool, why string, fault error) {
 	case k.held:
 		return true, "", k.fault
 	case k.pauses:
-		why = "standby: this instance was cut off from the broker and leaves the session to others for a while"
+		why = "standby: this instance was not connected to the broker (an outage, or the session was ended) and leaves the session to others for a while"
 	case k.owner == "":
 		why = "standby: nobody owns the session yet"
 	case k.lapsed:
