@@ -28,13 +28,13 @@ var bugs = map[string]bug{
 		"engine/route.go", "\tenv := &d.Envelope\n\tfor i := range r.bindings {", "\tif d.Record != nil {\n\t\td.Ack()\n\t\tr.acked = true\n\t}\n\tenv := &d.Envelope\n\tfor i := range r.bindings {",
 	}},
 	"no-fsync": {{
-		"store/sqlite/conn.go", "PRAGMA temp_store = MEMORY;", "PRAGMA synchronous = OFF;\nPRAGMA temp_store = MEMORY;",
+		"store/sqlite/database.go", `d.dial("synchronous = FULL")`, `d.dial("synchronous = OFF")`,
 	}},
 	"wrong-dedup-scope": {{
 		"store/sqlite/outbox_state.go", "\tb = appendText(b, r.BindingID)\n", "",
 	}},
 	"ledger-skipped": {{
-		"engine/clerk.go", "n, err := r.ledger.Charge(ctx, key)", "n, err := 1, error(nil)\n\t_ = key",
+		"engine/clerk.go", "n, err := r.ledger.Charge(ctx, key)", "n, err := 1, error(nil)\n\t_, _ = ctx, key",
 	}},
 }
 

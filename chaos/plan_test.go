@@ -183,7 +183,7 @@ func (p *plan) newRoute(r *rand.Rand, i int) routePlan {
 	if r.IntN(3) == 0 {
 		add(sometimes, main, ids(), 8)
 	}
-	if r.IntN(4) == 0 {
+	if r.IntN(2) == 0 {
 		add(poison, byte(1+r.IntN(2)), ids(), 0.3)
 	}
 	if r.IntN(3) == 0 {
