@@ -52,6 +52,10 @@ bench: ## Go benchmarks; compare runs with benchstat
 mutate: ## plant a fault for each of some promises; their tests have to fail
 	go run ./internal/mutate $(ARGS)
 
+.PHONY: chaos
+chaos: ## random bridges under random faults: DURATION=10m SEED=17 PLANT=no-fsync
+	CHAOS_DURATION=$(or $(DURATION),1m) CHAOS_SEED=$(or $(SEED),fresh) CHAOS_PLANT=$(PLANT) go test -v -count=1 -timeout=0 -run TestPromisesHoldInChaos ./chaos
+
 .PHONY: vuln
 vuln: ## known vulnerabilities; needs its database online
 	$(TOOL) govulncheck ./...

@@ -41,6 +41,7 @@ var rooms = []room{
 	{"bridgetest/...", []string{".", "metric", "bridgetest/..."}, true, "test equipment shares no code with what it tests"},
 	{"cmd/...", []string{".", "metric", "engine/...", "transport/...", "store/...", "processor/...", "credential/...", "config/...", "guarantee", "admin/...", "kinds", "examples", "cmd/..."}, true, "the daemon puts the parts together, test equipment stays out of it"},
 	{"bench/...", []string{"./..."}, true, "measurements may reach anywhere"},
+	{"chaos", nil, false, "a chaos run drives the binary from outside: the package is its tests"},
 	{"e2e", nil, false, "end-to-end tests drive the binary from outside: the package is its tests"},
 	{"examples/...", []string{".", "metric", "engine/...", "transport/...", "store/...", "processor/...", "credential/...", "config/...", "admin/...", "kinds"}, true, "examples use what an embedder can use"},
 	{"internal/...", []string{"internal/..."}, false, "the repository's own tools run before anything else builds"},
@@ -55,7 +56,7 @@ type library struct {
 }
 
 var libraries = []library{
-	{"github.com/eclipse/paho.golang", []string{"transport/mqtt/...", "bridgetest/...", "bench/...", "e2e"}, false, "SDK types stay inside their transport; tests speak MQTT through bridgetest"},
+	{"github.com/eclipse/paho.golang", []string{"transport/mqtt/...", "bridgetest/...", "bench/...", "chaos", "e2e"}, false, "SDK types stay inside their transport; tests speak MQTT through bridgetest"},
 	{"github.com/ncruces/go-sqlite3", []string{"store/sqlite/...", "bench/..."}, true, "SQLite stays inside its store"},
 	{"github.com/gorilla/websocket", []string{"transport/mqtt/...", "bridgetest/..."}, true, "dialling is the transport's business"},
 	{"github.com/mochi-mqtt/server", []string{"cmd/...", "bridgetest/...", "bench/..."}, true, "the embedded broker is for demo and tests"},
