@@ -96,8 +96,9 @@ type inbound struct {
 	used       identifiers // of the deliveries in the ring
 	// detached are the deliveries of earlier connections, by packet identifier.
 	detached map[uint16]*delivery
-	// recorded are the QoS 2 identifiers between PUBREC and PUBREL.
-	recorded map[uint16]struct{}
+	// recorded are the QoS 2 identifiers between PUBREC and PUBREL, each with the
+	// connection that its PUBREC went out on.
+	recorded map[uint16]*guardConn
 	held     int64 // bytes of QoS 1 and 2 deliveries
 	paused   bool  // admit said no
 	warned   struct{ window, pause bool }
@@ -110,7 +111,7 @@ func newInbound(log *slog.Logger, count *counters) *inbound {
 	in := &inbound{
 		log: log, count: count,
 		detached: map[uint16]*delivery{},
-		recorded: map[uint16]struct{}{},
+		recorded: map[uint16]*guardConn{},
 		poison:   map[string]bool{},
 	}
 	in.idle.L = &in.mu
@@ -303,7 +304,7 @@ func (in *inbound) acknowledge() {
 		typ := wire.PUBACK
 		if d.qos == 2 {
 			typ = wire.PUBREC
-			in.recorded[d.id] = struct{}{}
+			in.recorded[d.id] = in.c
 		}
 		in.write(typ, d.id, wire.ReasonSuccess)
 	}
@@ -370,8 +371,12 @@ func (in *inbound) publish(c *guardConn, p *wire.Publish) (pump bool, err error)
 // again deals with a packet identifier that is known already. Called with mu
 // held.
 func (in *inbound) again(p *wire.Publish) (known bool, err error) {
-	if _, ok := in.recorded[p.PacketID]; ok {
-		if p.QoS == 2 { // not a new message before its PUBREL [MQTT-4.3.3-10]
+	if c, ok := in.recorded[p.PacketID]; ok {
+		// Not a new message before its PUBREL [MQTT-4.3.3-10]. What is sent again on a later
+		// connection has DUP [MQTT-3.3.1-1]; without it, a broker that came back with an
+		// older state of the session has given the identifier to another message.
+		if p.QoS == 2 && (p.Dup || c == in.c) {
+			in.recorded[p.PacketID] = in.c
 			in.write(wire.PUBREC, p.PacketID, wire.ReasonSuccess)
 			return true, nil
 		}

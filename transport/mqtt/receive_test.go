@@ -118,6 +118,27 @@ func TestQoS2IsRecordedWhenSettled(t *testing.T) {
 	to.wait(t, 2)
 }
 
+// A broker that was killed may resume an older state of the session and give the
+// identifier of a recorded message to another one: without DUP on a later connection it
+// is no repetition.
+func TestIdentifierThatTheBrokerForgotIsANewMessage(t *testing.T) {
+	r, fb, c := receiving(t, gobridge.ModePersistent)
+	to, _ := r.receive(t)
+	c.Send(publish(7, 2, "first"))
+	to.wait(t, 1)[0].Ack()
+	r.Receiver().Flush()
+	c.Expect(packets.PUBREC)
+	c.Send(publish(7, 2, "first")) // on one connection it is one message, with or without DUP
+	c.Expect(packets.PUBREC)
+	c.Reset()
+	c = fb.Accept()
+	c.Handshake(present())
+	c.Send(publish(7, 2, "second"))
+	if diff := cmp.Diff([]string{"first", "second"}, payloads(to.wait(t, 2))); diff != "" {
+		t.Errorf("dispatched (-want +got):\n%s", diff)
+	}
+}
+
 // A message that the broker sends again while its delivery is still open is the
 // same delivery (B7).
 //
