@@ -90,6 +90,8 @@ type faultyOutbox struct {
 	*storemem.Outbox
 	mu                  sync.Mutex
 	persistErr, doneErr error
+	beforePersist       func()        // called once, by the next Persist that succeeds
+	told                chan struct{} // closed after the latest failure was reported
 }
 
 func (o *faultyOutbox) fail(err error) {
@@ -98,19 +100,46 @@ func (o *faultyOutbox) fail(err error) {
 	o.persistErr = err
 }
 
+// repair ends the failures; before is called in the next Persist.
+func (o *faultyOutbox) repair(before func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.persistErr, o.beforePersist = nil, before
+}
+
 func (o *faultyOutbox) failComplete(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.doneErr = err
 }
 
+// refuse reports failures in the order of the calls, as a store does. Called with mu
+// held.
+func (o *faultyOutbox) refuse(records []*gobridge.OutboxRecord, done gobridge.OutboxDone, err error) {
+	earlier, told := o.told, make(chan struct{})
+	o.told = told
+	go func() {
+		defer close(told)
+		if earlier != nil {
+			<-earlier
+		}
+		done.OutboxDone(records, err)
+	}()
+}
+
 func (o *faultyOutbox) Persist(records []*gobridge.OutboxRecord, done gobridge.OutboxDone) {
 	o.mu.Lock()
-	err := o.persistErr
+	err, before := o.persistErr, o.beforePersist
+	o.beforePersist = nil
+	if err != nil {
+		o.refuse(records, done, err)
+	}
 	o.mu.Unlock()
 	if err != nil {
-		go done.OutboxDone(records, err)
 		return
+	}
+	if before != nil {
+		before()
 	}
 	o.Outbox.Persist(records, done)
 }
@@ -118,9 +147,11 @@ func (o *faultyOutbox) Persist(records []*gobridge.OutboxRecord, done gobridge.O
 func (o *faultyOutbox) Complete(records []*gobridge.OutboxRecord, done gobridge.OutboxDone) {
 	o.mu.Lock()
 	err := o.doneErr
+	if err != nil {
+		o.refuse(records, done, err)
+	}
 	o.mu.Unlock()
 	if err != nil {
-		go done.OutboxDone(records, err)
 		return
 	}
 	o.Outbox.Complete(records, done)

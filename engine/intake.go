@@ -50,6 +50,7 @@ type intake struct {
 	// held is what a failing store refused, in order; nothing is taken while there is
 	// any.
 	held     []*gobridge.OutboxRecord
+	retrying bool // held is on its way to the store, and goes before anything newer
 	wait     time.Duration
 	timer    *time.Timer
 	storeErr string
@@ -132,7 +133,7 @@ func (in *intake) store(batch []*gobridge.Delivery) (int, error) {
 // room reports whether one more delivery can be taken. Called with mu held.
 func (in *intake) room(now time.Time) bool {
 	switch {
-	case in.emptying.mode != flowing || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull():
+	case in.emptying.mode != flowing || len(in.held) > 0 || in.retrying || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull():
 		return false
 	case in.limiter == nil:
 		return true
@@ -286,12 +287,15 @@ func (in *intake) retry() {
 	for _, rec := range held {
 		rec.Ref.(*storedRecord).from.held = false
 	}
-	resume := len(held) == 0 && in.mayResume()
-	receiver := in.receiver
-	in.mu.Unlock()
 	if len(held) > 0 {
+		in.retrying = true
+		in.mu.Unlock()
 		in.outbox.Persist(held, in)
+		in.mu.Lock()
+		in.retrying = false
 	}
+	resume, receiver := in.mayResume(), in.receiver
+	in.mu.Unlock()
 	if resume {
 		receiver.Resume()
 	}
@@ -300,7 +304,7 @@ func (in *intake) retry() {
 // mayResume reports whether the receiver should offer again, and takes note that
 // it is told. Called with mu held.
 func (in *intake) mayResume() bool {
-	if !in.backlogged || in.emptying.mode != flowing || len(in.held) > 0 || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull() {
+	if !in.backlogged || in.emptying.mode != flowing || len(in.held) > 0 || in.retrying || in.inFlight >= in.spec.Policy.MaxInFlight || in.isFull() {
 		return false
 	}
 	in.backlogged = false

@@ -108,6 +108,26 @@ func TestFailingOutboxHoldsTheSourceUncharged(t *testing.T) {
 	})
 }
 
+// A message that comes in the moment in which the store is given again what it refused
+// goes behind that (V4).
+func TestRetryOfAFailingOutboxGoesBeforeWhatIsNew(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		b := start(t, outboxSpec(nil))
+		b.outbox.fail(errStore)
+		b.publish(10)
+		wait(10 * time.Millisecond)
+		b.outbox.repair(func() {
+			b.src.Publish(memory.Message{Topic: "in/new", Payload: []byte("new"), ID: "new", QoS: 1})
+			time.Sleep(time.Millisecond)
+		})
+		wait(10 * time.Second)
+		b.wantUnsettled(0)
+		if got := b.dst.Sent(); len(got) != 11 || got[10].Topic != "out/in/new" {
+			t.Errorf("sent %v, want the new one last of 11", got)
+		}
+	})
+}
+
 // Covers: S2-508
 func TestOutboxThatCannotCompleteDoesNotSendTwice(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
