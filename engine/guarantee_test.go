@@ -40,6 +40,7 @@ func TestQoS0ThatWasNotStoredEndsWithTheProcess(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		store := storemem.NewOutboxStore(time.Hour)
 		first := startOn(t, outboxSpec(nil), store)
+		first.outbox.slow = time.Millisecond // all are taken before the first is refused
 		first.outbox.fail(errStore)
 		first.publish(3, bestEffort)
 		first.publish(2)

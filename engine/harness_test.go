@@ -91,6 +91,7 @@ type faultyOutbox struct {
 	mu                  sync.Mutex
 	persistErr, doneErr error
 	beforePersist       func()        // called once, by the next Persist that succeeds
+	slow                time.Duration // how long a failure takes; set before the first
 	told                chan struct{} // closed after the latest failure was reported
 }
 
@@ -123,6 +124,7 @@ func (o *faultyOutbox) refuse(records []*gobridge.OutboxRecord, done gobridge.Ou
 		if earlier != nil {
 			<-earlier
 		}
+		time.Sleep(o.slow)
 		done.OutboxDone(records, err)
 	}()
 }
