@@ -75,9 +75,10 @@ func TestReusedIdsCollapseAndAreCounted(t *testing.T) {
 	publish(t, pub, reading("a", "one"))
 	publish(t, pub, reading("a", "one"))
 	publish(t, pub, reading("a", "two"))
+	publish(t, pub, reading("a", "three"))
 	publish(t, pub, reading("b", "one"))
 	suppressed("repeat", 1)
-	suppressed("identity_conflict", 1)
+	suppressed("identity_conflict", 2)
 	if lines := b.logged("level=WARN", "two different payloads"); len(lines) != 1 {
 		t.Errorf("%d warnings about the reused id, want 1: %q", len(lines), lines)
 	}
@@ -103,7 +104,7 @@ func TestReusedIdsCollapseAndAreCounted(t *testing.T) {
 	}
 	b.waitDepth(0, patience)
 	b.settled()
-	expectAcked(t, source, 7)
+	expectAcked(t, source, 8)
 	b.quietLosses()
 	b.conservedSince(0)
 	b.stop()

@@ -34,6 +34,7 @@ type intake struct {
 	latency    *metric.Histogram   // of Persist
 	suppressed []metric.CounterSet // by partition
 	returned   []metric.CounterSet // by partition
+	conflicted []bool              // by partition: an identity conflict was logged; under mu
 	// unwanted dead-letters what must not be sent, instead of storing it.
 	unwanted *route
 
@@ -86,6 +87,7 @@ func newIntake(spec *gobridge.RouteSpec, outbox gobridge.Outbox, partitions []*p
 	}
 	in.timer = time.AfterFunc(time.Hour, in.retry)
 	in.timer.Stop()
+	in.conflicted = make([]bool, len(partitions))
 	return in
 }
 
@@ -236,15 +238,19 @@ func (in *intake) OutboxDone(records []*gobridge.OutboxRecord, err error) {
 	}
 }
 
-// duplicate counts a record that collapsed into an earlier one (G10, F3). Called
-// with mu held.
+// duplicate counts a record that collapsed into an earlier one and logs the first
+// identity conflict of each binding (G10, F3). Called with mu held.
 func (in *intake) duplicate(s *storedRecord) {
 	if !s.Conflict {
 		in.suppressed[s.index].Get(metric.DuplicateRepeat).Inc()
 		return
 	}
 	in.suppressed[s.index].Get(metric.DuplicateIdentityConflict).Inc()
-	in.log.Warn("a message id was used for two different payloads: the second one is dropped as a duplicate",
+	if in.conflicted[s.index] {
+		return
+	}
+	in.conflicted[s.index] = true
+	in.log.Warn("a message id was used for two different payloads: the second one is dropped as a duplicate; further ones are counted only",
 		"route_id", in.id, "binding_id", s.BindingID, "hint", "give each message its own mqtt.message-id")
 }
 
