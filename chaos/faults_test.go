@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -160,7 +161,11 @@ func (w *world) end(f *fault) {
 	case bridgeKilled:
 		w.restart("killed", -1)
 	case bridgeTerm:
-		w.restart("after SIGTERM", 0, 3)
+		allowed := []int{0, 3}
+		if !strings.Contains(w.bridge.Stderr(), "msg=starting") {
+			allowed = append(allowed, -1) // it had not come to listen to signals
+		}
+		w.restart("after SIGTERM", allowed...)
 	case bridgePaused:
 		w.bridge.Signal(syscall.SIGCONT)
 	case sourceRestarted, sourceKilled:
