@@ -1,6 +1,7 @@
 package mqtt
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -51,4 +52,25 @@ func TestSubscriptionThatAKilledMosquittoForgotIsMadeAgain(t *testing.T) {
 	client := bridgetest.MustConnect(t, bridgetest.ClientConfig{Addr: broker.Addr(), ClientID: "publisher"})
 	publishAll(t, client, "b/1", false, "after the crash")
 	to.wait(t, 1)[0].Ack()
+}
+
+// The connection that a recovery has made is no better known than another one.
+func TestWhatARecoveryResumedIsConfirmed(t *testing.T) {
+	fb := bridgetest.NewFakeBroker(t)
+	r := startRecovering(t, testUse(fb.URL(), gobridge.ModePersistent, topics(1, "in/#")), gobridge.Env{}, soon)
+	t.Cleanup(fb.CutAll)
+	c := fb.Accept()
+	c.Handshake(nil)
+	c.Grant(c.ExpectSubscribe())
+	to, _ := r.receive(t)
+	r.awaitReady(t)
+	c.Send(publish(1, 1, "given back"))
+	if err := to.wait(t, 1)[0].Retry(0, errors.New("not now")); err != nil {
+		t.Fatal(err)
+	}
+	c.ExpectDisconnect()
+	c = fb.Accept()
+	c.Handshake(present())
+	c.Grant(expectAsked(t, c, "in/#"))
+	r.awaitReady(t)
 }

@@ -207,6 +207,7 @@ func (s *session) attemptRecovery(ctx context.Context) {
 	case err == nil:
 		if s.recovery.event(recoverReconciled, c.epoch, nil).has(recoveryComplete) {
 			s.log.Info("recovery complete")
+			s.tasks.Go(func() { s.reconcile(c) }) // confirms, once the gate is free, what was taken on trust
 		}
 	case waits.Err() != nil:
 		s.giveUp(ctx, context.Cause(waits))
